@@ -1,0 +1,200 @@
+"""Whole-number formulas over a model's configuration, and the notation of axes that is built on them.
+
+    formula  := choice of sums          "head_dim | hidden_size / num_attention_heads"
+    axis     := segment + segment ...   "q:(KV@kv, g@rep, hd) + k:(KV@kv, hd) + v:(KV@kv, hd)"
+    segment  := [name:] (factor, ...)   the last factor may be a nested [axis]
+    factor   := formula [*|@mesh-axis]  a trailing * is @tp
+
+``a | b`` is ``a`` unless a name in it is unknown. A division must have no remainder. A number may stand directly before
+a name (``3hd``).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+
+from manifests.errors import PlanError
+from manifests.layout import Axis, Factor, Segment
+
+_TOKEN = re.compile(r"\s*(?:(?P<number>\d+)|(?P<name>[A-Za-z_][\w.]*)|(?P<mark>[-+*/|@,:()\[\]]))")
+
+Lookup = Callable[[str], int | None]
+
+
+class UnknownSizeError(PlanError):
+    """A formula names a size that is not known.
+
+    Attributes:
+        name: The unknown name.
+    """
+
+    def __init__(self, message: str, *, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+def evaluate(text: str, lookup: Lookup) -> int:
+    """Return the value of a formula.
+
+    Args:
+        text: The formula.
+        lookup: Gives a name's value, or None where it has none.
+
+    Raises:
+        UnknownSizeError: No alternative has all its names known.
+        PlanError: The text is no formula, or a division leaves a remainder.
+
+    >>> evaluate("head_dim | hidden / heads", {"hidden": 576, "heads": 9}.get)
+    64
+    """
+    parser = _Parser(text, lookup)
+    value = parser.formula()
+    parser.expect_end()
+    return value
+
+
+def parse_axis(text: str, sizes: Mapping[str, int] | None = None) -> Axis:
+    """Return the axis that the notation denotes, with every name bound to its size.
+
+    Raises:
+        UnknownSizeError: A name is not among ``sizes``.
+        PlanError: The text is not in the notation.
+
+    >>> str(parse_axis("q:(KV@kv, g@rep, hd) + k:(KV@kv, hd)", {"KV": 3, "g": 3, "hd": 64}))
+    'q:(3@kv, 3@rep, 64) + k:(3@kv, 64)'
+    >>> parse_axis("(2, I*)", {"I": 1536}).size
+    3072
+    """
+    parser = _Parser(text, (sizes or {}).get)
+    axis = parser.axis()
+    parser.expect_end()
+    return axis
+
+
+class _Parser:
+    """Recursive descent over one text; every method consumes what it is named after."""
+
+    def __init__(self, text: str, lookup: Lookup) -> None:
+        self.text = text
+        self.lookup = lookup
+        self.tokens = _tokenize(text)
+        self.at = 0
+
+    def peek(self, ahead: int = 0) -> str:
+        return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else ""
+
+    def take(self, *expected: str) -> str:
+        token = self.peek()
+        if not token or (expected and token not in expected):
+            wanted = " or ".join(repr(mark) for mark in expected) or "more"
+            raise PlanError(f"{self.text!r}: {wanted} expected before {token or 'the end'!r}")
+        self.at += 1
+        return token
+
+    def expect_end(self) -> None:
+        if self.peek():
+            raise PlanError(f"{self.text!r}: {self.peek()!r} is not understood here")
+
+    def formula(self) -> int:
+        chosen: int | None = None
+        missing: list[str] = []
+        while True:
+            unknown: list[str] = []
+            value = self._sum(unknown)
+            if chosen is None and not unknown:
+                chosen = value
+            missing += unknown
+            if self.peek() != "|":
+                break
+            self.take()
+        if chosen is None:
+            raise UnknownSizeError(f"{self.text!r}: the size {missing[0]!r} is not known", name=missing[0])
+        return chosen
+
+    def _sum(self, unknown: list[str]) -> int:
+        value = self._product(unknown)
+        while self.peek() in ("+", "-"):
+            sign = 1 if self.take() == "+" else -1
+            value += sign * self._product(unknown)
+        return value
+
+    def _product(self, unknown: list[str]) -> int:
+        value = self._operand(unknown)
+        while True:
+            if self.peek() == "/":
+                self.take()
+                value = self._divide(value, self._operand(unknown), unknown)
+            elif self.peek() == "*" and self.peek(1) not in (",", ")", ""):
+                self.take()
+                value *= self._operand(unknown)
+            elif self.peek().isidentifier() and self.peek(-1).isdecimal():
+                value *= self._operand(unknown)
+            else:
+                return value
+
+    def _divide(self, value: int, divisor: int, unknown: list[str]) -> int:
+        if unknown:
+            return value
+        if divisor == 0 or value % divisor:
+            raise PlanError(f"{self.text!r}: {value} / {divisor} is not a whole number")
+        return value // divisor
+
+    def _operand(self, unknown: list[str]) -> int:
+        token = self.take()
+        if token.isdecimal():
+            return int(token)
+        if not (token[0].isalpha() or token[0] == "_"):
+            raise PlanError(f"{self.text!r}: {token!r} is no number and no name")
+        value = self.lookup(token)
+        if value is None:
+            unknown.append(token)
+            return 1
+        return value
+
+    def axis(self) -> Axis:
+        segments = [self.segment()]
+        while self.peek() == "+":
+            self.take()
+            segments.append(self.segment())
+        return Axis(tuple(segments))
+
+    def segment(self) -> Segment:
+        name = ""
+        if self.peek(1) == ":":
+            name = self.take()
+            self.take(":")
+        self.take("(")
+        factors: list[Factor] = []
+        body: Axis | None = None
+        while True:
+            if self.peek() == "[":
+                self.take()
+                body = self.axis()
+                self.take("]")
+                self.take(")")
+                break
+            factors.append(self.factor())
+            if self.take(",", ")") == ")":
+                break
+        return Segment(tuple(factors), body, name)
+
+    def factor(self) -> Factor:
+        size = self.formula()
+        if self.peek() == "*":
+            self.take()
+            return Factor(size, "tp")
+        if self.peek() == "@":
+            self.take()
+            return Factor(size, self.take())
+        return Factor(size)
+
+
+def _tokenize(text: str) -> list[str]:
+    tokens: list[str] = []
+    at = 0
+    while text[at:].strip():
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise PlanError(f"{text!r}: {text[at:].strip()[0]!r} is not understood")
+        tokens.append(match.group().strip())
+        at = match.end()
+    return tokens

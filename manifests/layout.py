@@ -1,0 +1,169 @@
+"""The layout algebra: how one axis of a tensor is divided among ranks.
+
+An axis is a concatenation of segments. A segment is a product of factors, row-major; a factor may be divided over a
+mesh axis; the last factor may be a nested axis. Every way in which models pack their weights is one of these:
+
+    plain                                 (N*)
+    gate|up fused                         (2, I*)
+    q|k|v fused, grouped heads            q:(KV@kv, g@rep, hd) + k:(KV@kv, hd) + v:(KV@kv, hd)
+    per-head interleaved qkv              (H*, 3*hd)
+    grouped qkv                           (KV@kv, [(g@rep, hd) + (hd) + (hd)])
+    experts, then their inner width       (E@ep, F@tp)
+
+A mesh factors the world: ``(("kv", 3), ("rep", 2))`` places rank ``r`` at kv ``r // 2``, rep ``r % 2``. A factor that
+is not divided over a mesh axis is copied along it, which is all that there is to key and value heads fewer than ranks.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from manifests.runs import Runs, Span, fold
+
+
+class Factor(NamedTuple):
+    """``size`` units, divided over the mesh axis ``on`` if one is named."""
+
+    size: int
+    on: str = ""
+
+    def __str__(self) -> str:
+        if not self.on:
+            return str(self.size)
+        return f"{self.size}*" if self.on == "tp" else f"{self.size}@{self.on}"
+
+
+class Segment(NamedTuple):
+    """A row-major product of factors; ``body`` is a nested axis as the last of them."""
+
+    factors: tuple[Factor, ...]
+    body: "Axis | None" = None
+    name: str = ""
+
+    @property
+    def size(self) -> int:
+        """Elements of the segment."""
+        return prod(factor.size for factor in self.factors) * (self.body.size if self.body else 1)
+
+    def all_factors(self) -> Iterator[Factor]:
+        """Yield the factors, those of a nested axis included."""
+        yield from self.factors
+        if self.body:
+            yield from self.body.all_factors()
+
+    def __str__(self) -> str:
+        items = [*map(str, self.factors), *([f"[{self.body}]"] if self.body else [])]
+        return f"{self.name}:({', '.join(items)})" if self.name else f"({', '.join(items)})"
+
+
+class Axis(NamedTuple):
+    """A concatenation of segments."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def size(self) -> int:
+        """Elements of the whole axis."""
+        return sum(segment.size for segment in self.segments)
+
+    def all_factors(self) -> Iterator[Factor]:
+        """Yield every factor of every segment."""
+        for segment in self.segments:
+            yield from segment.all_factors()
+
+    def mesh_axes(self) -> frozenset[str]:
+        """Return the names of the mesh axes over which some factor is divided."""
+        return frozenset(factor.on for factor in self.all_factors() if factor.on)
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.segments))
+
+
+def plain_axis(size: int) -> Axis:
+    """Return the axis that is divided evenly into contiguous parts.
+
+    >>> str(plain_axis(8))
+    '(8*)'
+    """
+    return Axis((Segment((Factor(size, "tp"),)),))
+
+
+def packed_axis(blocks: tuple[int, ...]) -> Axis:
+    """Return the axis of blocks that are each divided by themselves; sizes in elements.
+
+    >>> str(packed_axis((4, 4))), str(packed_axis((4, 12)))
+    ('(2, 4*)', '(4*) + (12*)')
+    """
+    if len(set(blocks)) == 1 and len(blocks) > 1:
+        return Axis((Segment((Factor(len(blocks)), Factor(blocks[0], "tp"))),))
+    return Axis(tuple(Segment((Factor(size, "tp"),)) for size in blocks))
+
+
+Mesh = tuple[tuple[str, int], ...]
+"""The mesh axes in order, outermost first, with their sizes. Their product is the world size."""
+
+
+def coordinates(mesh: Mesh, rank: int) -> dict[str, int]:
+    """Return a rank's position along every mesh axis.
+
+    >>> coordinates((("kv", 3), ("rep", 2)), 3)
+    {'kv': 1, 'rep': 1}
+    """
+    position = {}
+    for name, size in reversed(mesh):
+        rank, position[name] = divmod(rank, size)
+    return dict(reversed(position.items()))
+
+
+def misfits(axis: Axis, mesh: Mesh) -> list[Factor]:
+    """Return the factors that the mesh does not divide evenly."""
+    sizes = dict(mesh)
+    return [factor for factor in axis.all_factors() if factor.size % sizes.get(factor.on, 1)]
+
+
+@lru_cache(maxsize=4096)
+def rank_runs(axis: Axis, mesh: Mesh, rank: int) -> Runs:
+    """Return the part of the axis that a rank owns: runs from the whole axis into the rank's own.
+
+    Every factor must divide (see `misfits`). The local order is the order of the axis.
+
+    >>> rank_runs(packed_axis((4, 4)), (("tp", 2),), 1)
+    (Run(src=2, dst=0, length=2, repeat=2, src_step=4, dst_step=2),)
+    """
+    sizes = dict(mesh)
+    place = {name: (at, sizes[name]) for name, at in coordinates(mesh, rank).items()}
+    return fold(_axis_spans(axis, place))
+
+
+_Place = Mapping[str, tuple[int, int]]
+"""A rank's position and the number of parts along every mesh axis."""
+
+
+def _axis_spans(axis: Axis, place: _Place) -> Iterator[Span]:
+    src = dst = 0
+    for segment in axis.segments:
+        owned = 0
+        for inner_src, inner_dst, length in _segment_spans(segment, place):
+            yield src + inner_src, dst + inner_dst, length
+            owned += length
+        src += segment.size
+        dst += owned
+
+
+def _segment_spans(segment: Segment, place: _Place) -> Iterator[Span]:
+    if not any(factor.on in place for factor in segment.all_factors()):
+        yield 0, 0, segment.size
+        return
+    if not segment.factors:
+        yield from _axis_spans(segment.body or Axis(()), place)
+        return
+    first, rest = segment.factors[0], Segment(segment.factors[1:], segment.body)
+    at, parts = place.get(first.on, (0, 1))
+    mine = first.size // parts
+    inner = list(_segment_spans(rest, place))
+    inner_size = sum(length for _, _, length in inner)
+    for i in range(mine):
+        src, dst = (at * mine + i) * rest.size, i * inner_size
+        for inner_src, inner_dst, length in inner:
+            yield src + inner_src, dst + inner_dst, length

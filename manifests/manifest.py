@@ -1,0 +1,279 @@
+"""The manifest: what a split is, as types, and their one encoding.
+
+The manifest alone says what every rank holds and where each of its bytes came from. FORMAT.md beside this file states
+the format for readers in other languages. There is no time, host or user in it: the same input gives the same bytes.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from manifests.errors import ManifestError
+from manifests.placement import REPLICATED, Placement
+from manifests.runs import Run
+
+FORMAT = "reshard"
+VERSION = 1
+MANIFEST_NAME = "manifest.json"
+TILE_NBYTES = 4 << 20
+
+
+class Link(msgspec.Struct, frozen=True, array_like=True):
+    """How one dimension of a source runs into one dimension of a tensor.
+
+    Attributes:
+        src: Dimension of the source, or None where the source has none: it is stacked at the run's ``dst``.
+        dst: Dimension of the tensor, or None where only entry ``src`` of the source's dimension is taken.
+        runs: The copied entries, in atoms of the dtype.
+    """
+
+    src: int | None
+    dst: int | None
+    runs: tuple[Run, ...]
+
+
+class Part(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One source's contribution to a tensor: the product of its links. No links: the whole source as it is."""
+
+    source: str
+    links: tuple[Link, ...] = ()
+
+
+class Tensor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A tensor of the running model.
+
+    Attributes:
+        dtype: As in the safetensors header.
+        shape: The whole tensor's shape, in elements.
+        placement: How it is divided.
+        parts: Where it came from; none means the whole source tensor of the same name.
+        unused: Whether no rank needs it: it is kept for merging only, under its stored name.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    placement: Placement = REPLICATED
+    parts: tuple[Part, ...] = ()
+    unused: bool = False
+
+
+class Extent(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor's part in one file.
+
+    Attributes:
+        offset: First byte, counted from the start of the file's data.
+        nbytes: Bytes of the part.
+        tiles: xxh3-128 of every 4 MiB of the part, in hexadecimal.
+    """
+
+    offset: int
+    nbytes: int
+    tiles: tuple[str, ...]
+
+
+class SplitFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A safetensors file of the split.
+
+    Attributes:
+        name: Its name in the folder.
+        owners: The ranks that open it; none for tensors that no rank needs.
+        nbytes: Bytes of the whole file.
+        data_offset: Where the data starts, in bytes from the start of the file.
+        tensors: What it holds, in order.
+    """
+
+    name: str
+    owners: tuple[int, ...]
+    nbytes: int
+    data_offset: int
+    tensors: dict[str, Extent]
+
+
+class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor of the source.
+
+    Attributes:
+        dtype: As in the safetensors header.
+        shape: In elements.
+        offset: First byte, counted from the start of its file's data.
+        tiles: xxh3-128 of every 4 MiB, taken as the split read it, in hexadecimal.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    tiles: tuple[str, ...]
+
+
+class SourceFile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A safetensors file of the source.
+
+    Attributes:
+        name: Its name relative to the source folder.
+        nbytes: Bytes of the whole file.
+        header: xxh3-128 of the header text.
+        tensors: What it held, in order of offset.
+        metadata: Its ``__metadata__``.
+    """
+
+    name: str
+    nbytes: int
+    header: str
+    tensors: dict[str, SourceTensor]
+    metadata: dict[str, str] | None = None
+
+
+class Source(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The checkpoint that was split.
+
+    Attributes:
+        files: Its safetensors files.
+        index: The name of its index file, if it had one.
+        repo: The hub id, for a checkpoint of the hub.
+        revision: The hub commit.
+        dropped: Stored names of tensors that were left out on request.
+    """
+
+    files: tuple[SourceFile, ...]
+    index: str = ""
+    repo: str = ""
+    revision: str = ""
+    dropped: tuple[str, ...] = ()
+
+
+class Model(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The model class that the tensors are for.
+
+    Attributes:
+        library: "transformers", or "" for any torch module.
+        type: The configuration's model type.
+        architecture: The class, as ``architectures`` in the configuration names it.
+    """
+
+    library: str = ""
+    type: str = ""
+    architecture: str = ""
+
+
+class Module(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What happens around one module's forward.
+
+    Attributes:
+        style: The style that the plan gave it.
+        before: The step on its inputs.
+        after: The step on its output.
+        axis: The divided axis that a step refers to: ids for mask_ids, input features for slice_input, output
+            features for all_gather.
+    """
+
+    style: str
+    before: str = ""
+    after: str = ""
+    axis: str = ""
+
+
+class Rule(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One rule of the plan, as it was applied."""
+
+    pattern: str
+    style: str
+    layout: str = ""
+    blocks: tuple[int, ...] = ()
+    dim: int | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A whole split.
+
+    Attributes:
+        format: Always "reshard".
+        version: Of the format.
+        key: xxh3-128 of all that decides the output bytes; every file of the split carries it.
+        world_size: Number of ranks.
+        layout: "runtime" or "checkpoint": whose names and layout the tensors have.
+        model: The class that they are for.
+        source: The checkpoint that was split.
+        plan: The rules that applied.
+        sizes: The numbers that layouts were bound with.
+        tensors: Every tensor, by its name in the layout.
+        files: Every safetensors file.
+        ties: Parameters that are another one: name to name.
+        modules: What happens around the forward of modules, by module name.
+        attributes: What to set on modules, the same on every rank: module name to attribute to value.
+        carried: xxh3-128 of every other file that was carried over.
+        digest: xxh3-128 of this manifest, encoded with an empty digest.
+    """
+
+    format: str = FORMAT
+    version: int = VERSION
+    key: str
+    world_size: int
+    layout: str
+    model: Model
+    source: Source
+    plan: tuple[Rule, ...]
+    sizes: dict[str, int]
+    tensors: dict[str, Tensor]
+    files: tuple[SplitFile, ...]
+    ties: dict[str, str]
+    modules: dict[str, Module]
+    attributes: dict[str, dict[str, int]]
+    carried: dict[str, str]
+    digest: str = ""
+
+
+class _Stamp(msgspec.Struct):
+    format: str = ""
+    version: int = 0
+
+
+def digest_of(value: Any) -> str:  # noqa: ANN401 - anything that msgspec encodes
+    """Return the xxh3-128 of a value's JSON encoding, in hexadecimal."""
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(value))
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the bytes of ``manifest.json``, its digest filled in."""
+    blank = msgspec.structs.replace(manifest, digest="")
+    return msgspec.json.encode(msgspec.structs.replace(manifest, digest=digest_of(blank))) + b"\n"
+
+
+def decode_manifest(text: bytes, label: str = MANIFEST_NAME) -> Manifest:
+    """Return the manifest that the bytes hold.
+
+    Raises:
+        ManifestError: Not a manifest, of another version, with an unknown field, or not what was written.
+    """
+    try:
+        stamp = msgspec.json.decode(text, type=_Stamp)
+        if stamp.format != FORMAT:
+            raise ManifestError(f"{label}: not a manifest of a split")
+        if stamp.version != VERSION:
+            raise ManifestError(
+                f"{label}: format version {stamp.version}; this reshard reads version {VERSION}; split again"
+            )
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise ManifestError(f"{label}: not a readable manifest: {error}") from error
+    if encode_manifest(manifest) != text:
+        raise ManifestError(f"{label}: its content does not match its digest {manifest.digest}; it was changed")
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a split.
+
+    Raises:
+        ManifestError: The folder holds no finished split that this version reads.
+    """
+    path = folder / MANIFEST_NAME
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError as error:
+        what = "holds no manifest.json: it is no split, or an unfinished one" if folder.is_dir() else "no such folder"
+        raise ManifestError(f"{folder}: {what}; make one with `reshard MODEL --tp N`") from error
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
+    return decode_manifest(text, str(path))
