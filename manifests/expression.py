@@ -10,7 +10,7 @@ a name (``3hd``).
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from manifests.errors import PlanError
 from manifests.layout import Axis, Factor, Segment
@@ -52,19 +52,23 @@ def evaluate(text: str, lookup: Lookup) -> int:
     return value
 
 
-def parse_axis(text: str, sizes: Mapping[str, int] | None = None) -> Axis:
+def parse_axis(text: str, lookup: Lookup = lambda _: None) -> Axis:
     """Return the axis that the notation denotes, with every name bound to its size.
 
+    Args:
+        text: The notation.
+        lookup: Gives a name's size, or None where it has none; knows no names if not given.
+
     Raises:
-        UnknownSizeError: A name is not among ``sizes``.
+        UnknownSizeError: A name has no size.
         PlanError: The text is not in the notation.
 
-    >>> str(parse_axis("q:(KV@kv, g@rep, hd) + k:(KV@kv, hd)", {"KV": 3, "g": 3, "hd": 64}))
+    >>> str(parse_axis("q:(KV@kv, g@rep, hd) + k:(KV@kv, hd)", {"KV": 3, "g": 3, "hd": 64}.get))
     'q:(3@kv, 3@rep, 64) + k:(3@kv, 64)'
-    >>> parse_axis("(2, I*)", {"I": 1536}).size
+    >>> parse_axis("(2, I*)", {"I": 1536}.get).size
     3072
     """
-    parser = _Parser(text, (sizes or {}).get)
+    parser = _Parser(text, lookup)
     axis = parser.axis()
     parser.expect_end()
     return axis

@@ -1,0 +1,203 @@
+"""The source checkpoint: which files belong to it and what their headers say. No weight byte is read.
+
+The index decides which files belong; without one, the single weight file does. Every header is checked before anything
+else happens, and every refusal names the file.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from manifests.errors import CheckpointError
+from manifests.header import StoredTensor
+from reshard.folder import Folder, WeightFile
+
+STEMS = ("model", "diffusion_pytorch_model")
+CONFIG_NAME = "config.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".gguf")
+_CARRIED = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".vocab", ".spm")
+
+
+class SourceTensor(NamedTuple):
+    """A tensor of the checkpoint and the position of its file among the checkpoint's files."""
+
+    file: int
+    stored: StoredTensor
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint, by its headers.
+
+    Attributes:
+        folder: Where it lies.
+        files: Its weight files.
+        tensors: Every tensor by its stored name.
+        index_name: Name of the index file, or empty.
+        config: The content of ``config.json``; empty without one.
+        carried: Names of the files that travel with a split: configuration, tokenizer, generation.
+        ignored: Names of the weight files that do not belong to it.
+    """
+
+    folder: Folder
+    files: tuple[WeightFile, ...]
+    tensors: Mapping[str, SourceTensor]
+    index_name: str
+    config: Mapping[str, Any]
+    carried: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+def open_checkpoint(folder: Folder, variant: str = "") -> Checkpoint:
+    """Read the headers of a checkpoint.
+
+    Args:
+        folder: Where it lies.
+        variant: The variant in the file names (``fp16`` of ``model.fp16.safetensors``), or empty.
+
+    Raises:
+        CheckpointError: No weights, weights of another kind, or any file that is not whole and valid.
+    """
+    names = folder.names()
+    if "manifest.json" in names and any(name.startswith("rank-") for name in names):
+        raise CheckpointError(f"{folder.label}: a split already; `reshard merge` gives back its source")
+    if "adapter_config.json" in names and not any(_single(names, stem, variant) for stem in STEMS):
+        raise CheckpointError(f"{folder.label}: an adapter (adapter_config.json), which is not split; merge it first")
+    index = _find_index(names, variant)
+    weight_map = _read_index(folder, index) if index else {}
+    chosen = sorted(set(weight_map.values())) if index else [_find_single(folder, names, variant)]
+    missing = [name for name in chosen if name not in names]
+    if missing:
+        raise CheckpointError(
+            f"{folder.label}/{index}: names {len(missing)} files that are not there: {_some(missing)}; download them"
+        )
+    files = tuple(folder.weights(name) for name in chosen)
+    return Checkpoint(
+        folder=folder,
+        files=files,
+        tensors=_gather_tensors(folder.label, files, weight_map, index),
+        index_name=index,
+        config=_read_config(folder, names),
+        carried=tuple(name for name in names if _is_carried(name)),
+        ignored=tuple(name for name in names if name.endswith(".safetensors") and name not in chosen),
+    )
+
+
+def _find_index(names: list[str], variant: str) -> str:
+    for stem in STEMS:
+        # Writers put the variant before the last dot of the index or before its ".safetensors"; both are in use.
+        spellings = (
+            (f"{stem}.safetensors.index.{variant}.json", f"{stem}.{variant}.safetensors.index.json")
+            if variant
+            else (f"{stem}.safetensors.index.json",)
+        )
+        for name in spellings:
+            if name in names:
+                return name
+    return ""
+
+
+def _single(names: list[str], stem: str, variant: str) -> str:
+    name = f"{stem}.{variant}.safetensors" if variant else f"{stem}.safetensors"
+    return name if name in names else ""
+
+
+def _find_single(folder: Folder, names: list[str], variant: str) -> str:
+    for stem in STEMS:
+        if found := _single(names, stem, variant):
+            return found
+    weights = [name for name in names if name.endswith(".safetensors")]
+    if variant:
+        raise CheckpointError(f"{folder.label}: no weights of the variant {variant!r}; there are {_some(weights)}")
+    if len(weights) == 1:
+        return weights[0]
+    if weights:
+        raise CheckpointError(
+            f"{folder.label}: {len(weights)} safetensors files and no index that says which belong together: "
+            f"{_some(weights)}; add model.safetensors.index.json"
+        )
+    pickles = [name for name in names if name.endswith(_PICKLES)]
+    if pickles:
+        raise CheckpointError(
+            f"{folder.label}: no safetensors files, only {_some(pickles)}, which is not read; "
+            "save the model with `save_pretrained(safe_serialization=True)`"
+        )
+    raise CheckpointError(
+        f"{folder.label}: no safetensors files; MODEL is a folder or a hub id (org/name) with weights"
+    )
+
+
+def _read_index(folder: Folder, name: str) -> dict[str, str]:
+    label = f"{folder.label}/{name}"
+    weight_map = load_json_object(folder.read(name), label).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{label}: has no weight_map")
+    for tensor, file in weight_map.items():
+        if not isinstance(file, str) or PurePosixPath(file).name != file or "\\" in file or file in ("", ".", ".."):
+            raise CheckpointError(f"{label}: {tensor}: {file!r} is not the name of a file in this folder")
+        if not file.endswith(".safetensors"):
+            raise CheckpointError(f"{label}: {tensor}: {file!r} is not a safetensors file")
+    return weight_map
+
+
+def load_json_object(text: bytes, label: str) -> dict[str, Any]:
+    """Return the JSON object that the bytes hold.
+
+    Raises:
+        CheckpointError: They hold something else, or a key twice.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entries = dict(pairs)
+        if len(entries) != len(pairs):
+            keys = [key for key, _ in pairs]
+            raise CheckpointError(f"{label}: has the key {next(k for k in keys if keys.count(k) > 1)!r} twice")
+        return entries
+
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{label}: not JSON in UTF-8: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{label}: not a JSON object")
+    return value
+
+
+def _gather_tensors(
+    label: str, files: tuple[WeightFile, ...], weight_map: Mapping[str, str], index: str
+) -> dict[str, SourceTensor]:
+    tensors: dict[str, SourceTensor] = {}
+    stray: list[str] = []
+    for position, file in enumerate(files):
+        for name, stored in file.header.tensors.items():
+            if index and weight_map.get(name) != file.name:
+                stray.append(f"{name} in {file.name}")
+            else:
+                tensors[name] = SourceTensor(position, stored)
+    absent = [f"{name} (should be in {file})" for name, file in weight_map.items() if name not in tensors]
+    if absent:
+        raise CheckpointError(f"{label}/{index}: names {len(absent)} tensors that their files lack: {_some(absent)}")
+    if stray:
+        raise CheckpointError(
+            f"{label}/{index}: does not name {len(stray)} tensors that its files hold: {_some(stray)}; "
+            "the index and the files are not of one checkpoint"
+        )
+    if not tensors:
+        raise CheckpointError(f"{label}: holds no tensors")
+    return tensors
+
+
+def _read_config(folder: Folder, names: list[str]) -> dict[str, Any]:
+    if CONFIG_NAME not in names:
+        return {}
+    return load_json_object(folder.read(CONFIG_NAME), f"{folder.label}/{CONFIG_NAME}")
+
+
+def _is_carried(name: str) -> bool:
+    if name.startswith(".") or ".safetensors.index" in name or name.endswith("model.bin.index.json"):
+        return False
+    return name.endswith(_CARRIED) or name.upper().startswith(("LICENSE", "NOTICE", "USE_POLICY"))
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

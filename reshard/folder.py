@@ -1,0 +1,79 @@
+"""A folder that holds a checkpoint: its files' names, small files' bytes, and safetensors headers."""
+
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from manifests.errors import CheckpointError
+from manifests.header import Header, read_header
+
+
+class WeightFile(NamedTuple):
+    """A safetensors file whose header was read.
+
+    Attributes:
+        name: Relative to its folder.
+        nbytes: Bytes of the whole file.
+        identity: What changes when its bytes do: a content hash, or size and modification time.
+        header: The parsed header.
+        path: Where its bytes are, or None while they are not on this machine.
+    """
+
+    name: str
+    nbytes: int
+    identity: str
+    header: Header
+    path: Path | None
+
+
+class Folder(Protocol):
+    """Where a checkpoint lies: a directory, or a repository of the hub."""
+
+    label: str
+    """How messages name it."""
+    repo: str
+    """The hub id, or empty."""
+    revision: str
+    """The hub commit, or empty."""
+
+    def names(self) -> list[str]:
+        """Return the names of its files, those of sub-folders left out."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a small file."""
+        ...
+
+    def weights(self, name: str) -> WeightFile:
+        """Read the header of a safetensors file."""
+        ...
+
+
+class LocalFolder:
+    """A directory on this machine."""
+
+    def __init__(self, path: Path, *, label: str = "", repo: str = "", revision: str = "") -> None:
+        self.path = path
+        self.label = label or str(path)
+        self.repo = repo
+        self.revision = revision
+
+    def names(self) -> list[str]:
+        """Return the names of its files, sorted."""
+        try:
+            return sorted(entry.name for entry in self.path.iterdir() if not entry.is_dir())
+        except OSError as error:
+            raise CheckpointError(f"{self.label}: cannot be listed: {error.strerror}") from error
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a file."""
+        try:
+            return (self.path / name).read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{self.label}/{name}: cannot be read: {error.strerror}") from error
+
+    def weights(self, name: str) -> WeightFile:
+        """Read the header of a safetensors file."""
+        path = self.path / name
+        header = read_header(path, f"{self.label}/{name}")
+        status = path.stat()
+        return WeightFile(name, status.st_size, f"{status.st_size}-{status.st_mtime_ns}", header, path)

@@ -1,0 +1,166 @@
+"""Plans: rules from name patterns to styles, and which rule takes which name.
+
+A pattern is a dotted name in which ``*`` stands for one whole part. It names a module, and then takes the parameters
+that the module itself owns, or a parameter. Where several patterns fit, they are compared part by part from the left,
+and a literal beats ``*``; a pattern that names the parameter beats one that names its module.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from manifests.errors import PlanError
+from manifests.manifest import Rule
+from manifests.styles import style_named
+
+
+class AxisBinding(NamedTuple):
+    """The axes of the modules whose names end with the parts of ``suffix``; empty where one is not bound."""
+
+    suffix: str
+    out: str = ""
+    into: str = ""
+
+
+class Plan(NamedTuple):
+    """Rules and what they need to know of the model.
+
+    Attributes:
+        label: Where it came from, for messages.
+        rules: The rules.
+        sizes: Formulas over the configuration, by the names that layouts use.
+        bindings: The axes of modules, for rules that give no layout of their own.
+        attributes: Module pattern to attribute to formula over the sizes and the mesh axes.
+        exhaustive: Whether every rule must take something.
+    """
+
+    label: str
+    rules: tuple[Rule, ...]
+    sizes: Mapping[str, str] = {}
+    bindings: tuple[AxisBinding, ...] = ()
+    attributes: Mapping[str, Mapping[str, str]] = {}
+    exhaustive: bool = True
+
+
+def build_rule(pattern: str, choice: object, label: str) -> Rule:
+    """Return the rule of one line of a plan: a style's name, or a table with style, layout, blocks, dim.
+
+    Raises:
+        PlanError: The line is malformed or names an unknown style.
+    """
+    if not isinstance(pattern, str) or not pattern or any(not part for part in pattern.split(".")):
+        raise PlanError(f"{label}: {pattern!r} is not a dotted name")
+    table: Any = {"style": choice} if isinstance(choice, str) else choice
+    if not isinstance(table, dict) or not isinstance(table.get("style"), str):
+        raise PlanError(f"{label}: {pattern}: a style's name or a table with `style` expected, got {choice!r}")
+    unknown = table.keys() - {"style", "layout", "blocks", "dim"}
+    if unknown:
+        raise PlanError(f"{label}: {pattern}: unknown key {min(unknown)!r}; known are style, layout, blocks, dim")
+    layout, blocks, dim = table.get("layout", ""), table.get("blocks", []), table.get("dim")
+    if not isinstance(layout, str):
+        raise PlanError(f"{label}: {pattern}: layout {layout!r} is not a text")
+    if not isinstance(blocks, list) or not all(type(block) is int and block > 0 for block in blocks):
+        raise PlanError(f"{label}: {pattern}: blocks {blocks!r} are not a list of whole numbers from 1")
+    if dim is not None and type(dim) is not int:
+        raise PlanError(f"{label}: {pattern}: dim {dim!r} is not a whole number")
+    try:
+        style = style_named(table["style"])
+    except PlanError as error:
+        raise PlanError(f"{label}: {pattern}: {error}") from error
+    if blocks and not style.packed:
+        raise PlanError(f"{label}: {pattern}: {style.name} takes no blocks; packed_colwise and packed_rowwise do")
+    if layout and (blocks or style.contiguous or not style.cuts):
+        raise PlanError(f"{label}: {pattern}: {style.name} takes no layout" + (" beside blocks" if blocks else ""))
+    return Rule(pattern, style.name, layout, tuple(blocks), dim)
+
+
+class Matcher:
+    """Finds the rule that takes a name.
+
+    >>> matcher = Matcher([Rule("a.*.w", "colwise"), Rule("a.1.w", "rowwise")])
+    >>> matcher.find("a.1.w").style, matcher.find("a.11.w").style, matcher.find("a.w")
+    ('rowwise', 'colwise', None)
+    """
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._root: dict[str, Any] = {}
+        for rule in rules:
+            node = self._root
+            for part in rule.pattern.split("."):
+                node = node.setdefault(part, {})
+            if "" in node:
+                raise PlanError(f"{rule.pattern}: two rules have this pattern")
+            node[""] = rule
+
+    def find(self, name: str) -> Rule | None:
+        """Return the rule whose pattern fits the whole name, the most literal from the left."""
+        return _descend(self._root, name.split("."), 0)
+
+    def find_for_parameter(self, name: str) -> tuple[Rule | None, bool]:
+        """Return the rule that takes a parameter, and whether it names the parameter rather than its module."""
+        rule = self.find(name)
+        if rule is not None:
+            return rule, True
+        return self.find(name.rpartition(".")[0]), False
+
+
+def _descend(node: Mapping[str, Any], parts: list[str], at: int) -> Rule | None:
+    if at == len(parts):
+        return node.get("")
+    for step in (parts[at], "*"):
+        if step in node and (found := _descend(node[step], parts, at + 1)) is not None:
+            return found
+    return None
+
+
+def modules_of(names: Iterable[str]) -> list[str]:
+    """Return every module that owns one of the tensors or contains one that does, in order of first appearance.
+
+    >>> modules_of(["a.b.weight", "a.c.weight"])
+    ['a', 'a.b', 'a.c']
+    """
+    modules: dict[str, None] = {}
+    for name in names:
+        parts = name.split(".")
+        for end in range(1, len(parts)):
+            modules.setdefault(".".join(parts[:end]))
+    return list(modules)
+
+
+def anchor_rules(plan: Plan, names: Iterable[str], base_prefix: str) -> Plan:
+    """Return the plan with its rules under the names of this model.
+
+    A rule that fits no name as it is may be relative to the base model, as the plans in model configurations are: then
+    it is put under ``base_prefix`` or, if that is empty, under the only prefix that makes it fit.
+
+    Raises:
+        PlanError: Two prefixes make a rule fit.
+    """
+    names = list(names)
+    known = set(names) | set(modules_of(names))
+    prefixes = [base_prefix] if base_prefix else _prefixes(known)
+    rules: list[Rule] = []
+    for rule in plan.rules:
+        fitting = [prefix for prefix in ("", *prefixes) if _fits_any(_under(prefix, rule.pattern), known)]
+        if len(fitting) > 1 and fitting[0] != "":
+            raise PlanError(
+                f"{plan.label}: {rule.pattern}: fits under {' and under '.join(fitting)}; write the whole name"
+            )
+        pattern = _under(fitting[0], rule.pattern) if fitting else rule.pattern
+        rules.append(Rule(pattern, rule.style, rule.layout, rule.blocks, rule.dim))
+    return plan._replace(rules=tuple(rules))
+
+
+def _under(prefix: str, pattern: str) -> str:
+    return f"{prefix}.{pattern}" if prefix else pattern
+
+
+def _prefixes(known: set[str]) -> list[str]:
+    heads = {".".join(name.split(".")[:depth]) for name in known for depth in (1, 2) if name.count(".") >= depth}
+    return sorted(head for head in heads if not any(part.isdecimal() for part in head.split(".")))
+
+
+def _fits_any(pattern: str, known: set[str]) -> bool:
+    if "*" not in pattern:
+        return pattern in known
+    matcher = Matcher([Rule(pattern, "")])
+    return any(matcher.find(name) is not None for name in known)
