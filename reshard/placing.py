@@ -13,8 +13,8 @@ from manifests.layout import Axis, Mesh, packed_axis, plain_axis
 from manifests.manifest import Module, Part, Rule, Tensor
 from manifests.placement import PARTIAL, REPLICATED, Placement
 from manifests.styles import STYLES, axis_dim
-from reshard.degrees import Demand, by_shape, describe, failing, group_meshes, mesh_for
-from reshard.plan import Matcher, Plan, modules_of
+from reshard.degrees import Demand, allowed_degrees, by_shape, describe, failing, group_meshes, mesh_for
+from reshard.plans import Matcher, Plan, modules_of
 from reshard.sizes import Sizes
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from manifests.errors import CheckpointError, PlanError
 from reshard.checkpoint import load_json_object
-from reshard.plan import Plan, build_rule
+from reshard.plans import Plan, build_rule
 
 _TABLES = {"plan", "sizes", "attributes"}
 

@@ -1,0 +1,27 @@
+"""Split safetensors checkpoints into tensor-parallel rank files, offline, and prove where every byte came from.
+
+    plan, split     decide a split; make it
+    verify, merge   check it; take it apart again
+
+Importing this package imports neither numpy nor torch; a function loads what it needs.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "plan": "reshard.splitting",
+    "split": "reshard.splitting",
+    "verify": "reshard.verifying",
+    "merge": "reshard.merging",
+}
+
+__all__ = ["__version__", "merge", "plan", "split", "verify"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

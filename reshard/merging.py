@@ -1,0 +1,160 @@
+"""Merging a split: the source tensors again, under their names, in their files, byte for byte."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+from manifests.dtypes import nbytes as tensor_nbytes
+from manifests.errors import DamageError
+from manifests.header import StoredTensor, encode_header
+from manifests.manifest import Manifest, SourceFile, SplitFile, read_manifest
+from reshard.engine import Hashes, run_program
+from reshard.moves import Place, build_program, merge_moves
+from reshard.program import Program, check_program
+from reshard.publish import check_destination, create_sized, staged, sync_file, write_synced
+from reshard.splitting import TotalProgress, counted
+from reshard.tiles import differing_tiles
+from reshard.verifying import check_file, places_of
+
+
+class Merged(NamedTuple):
+    """What a merge made.
+
+    Attributes:
+        tensors: Number of tensors, each with the bytes that the split read.
+        identical: Names of the files that are identical to the source's, header included.
+        rewritten: Names of the files with another header: the source's was not written by the safetensors library.
+        dropped: Stored names of tensors that the split left out.
+    """
+
+    tensors: int
+    identical: tuple[str, ...]
+    rewritten: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+
+class _Target(NamedTuple):
+    source: SourceFile
+    header: bytes
+    tensors: dict[str, StoredTensor]
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.header) + sum(stored.nbytes for stored in self.tensors.values())
+
+
+def merge(
+    out: str | Path,
+    destination: str | Path,
+    *,
+    force: bool = False,
+    jobs: int = 2,
+    progress: TotalProgress | None = None,
+) -> Merged:
+    """Give back the source tensors of a split.
+
+    Every byte is checked twice: against the hash that the split wrote with it, and against the hash of the source as
+    the split read it.
+
+    Args:
+        out: The folder of the split.
+        destination: The folder to make.
+        force: Whether an older folder of that name is replaced.
+        jobs: Number of worker threads.
+        progress: Called with the bytes finished so far and their total.
+
+    Raises:
+        ManifestError: The folder holds no finished split.
+        DamageError: A part is not what was written; nothing is published.
+        OutputError: The destination exists, lacks space, or cannot be written.
+    """
+    folder, destination = Path(out), Path(destination)
+    manifest = read_manifest(folder)
+    problems = [line for file in manifest.files for line in check_file(folder, file, manifest)]
+    if problems:
+        raise DamageError(f"{folder}: damaged:\n" + "\n".join(f"  {p}" for p in problems), findings=tuple(problems))
+    targets = [_target(file, manifest.source.dropped) for file in manifest.source.files]
+    program = _program(manifest, targets)
+    check_program(program, [target.nbytes for target in targets], [len(target.header) for target in targets])
+    check_destination(destination, sum(target.nbytes for target in targets), force=force)
+    with staged(destination, force=force) as staging:
+        paths = [staging / target.source.name for target in targets]
+        for path, target in zip(paths, targets, strict=True):
+            create_sized(path, target.header, target.nbytes)
+        inputs = [folder / file.name for file in manifest.files]
+        hashes = run_program(program, inputs, paths, jobs=jobs, progress=counted(progress, program.nbytes_read))
+        _check_hashes(manifest, program, hashes)
+        for path in paths:
+            sync_file(path)
+        _write_index(manifest, staging)
+        for name in manifest.carried:
+            shutil.copyfile(folder / name, staging / name)
+            sync_file(staging / name)
+    same = {target.source.name for target in targets if _is_identical(target)}
+    names = [target.source.name for target in targets]
+    return Merged(
+        tensors=sum(len(target.tensors) for target in targets),
+        identical=tuple(name for name in names if name in same),
+        rewritten=tuple(name for name in names if name not in same),
+        dropped=manifest.source.dropped,
+    )
+
+
+def _target(source: SourceFile, dropped: tuple[str, ...]) -> _Target:
+    stored: dict[str, StoredTensor] = {}
+    at = 0
+    for name, tensor in source.tensors.items():
+        if name in dropped:
+            continue
+        size = tensor_nbytes(tensor.dtype, tensor.shape)
+        stored[name] = StoredTensor(tensor.dtype, tensor.shape, at, at + size)
+        at += size
+    return _Target(source, encode_header(stored, source.metadata), stored)
+
+
+def _is_identical(target: _Target) -> bool:
+    return xxhash.xxh3_128_hexdigest(target.header[8:]) == target.source.header
+
+
+def _program(manifest: Manifest, targets: list[_Target]) -> Program:
+    places = {
+        name: Place(position, len(target.header) + stored.begin, 0)
+        for position, target in enumerate(targets)
+        for name, stored in target.tensors.items()
+    }
+    sources = {name: (stored.dtype, stored.shape) for target in targets for name, stored in target.tensors.items()}
+    moves = merge_moves(manifest.tensors, places_of(manifest), sources, places)
+    return build_program((file.name for file in manifest.files), (t.source.name for t in targets), moves)
+
+
+def _check_hashes(manifest: Manifest, program: Program, hashes: Hashes) -> None:
+    findings: list[str] = []
+    for source, tiles in hashes.read.items():
+        file: SplitFile = manifest.files[source.file]
+        for begin, end in differing_tiles(file.tensors[source.name].tiles, tiles, source.nbytes):
+            findings.append(f"{file.name}: {source.name}: bytes {begin} to {end} are not those that were written")
+    expected = {name: tensor.tiles for file in manifest.source.files for name, tensor in file.tensors.items()}
+    for move, written in zip(program.moves, hashes.written, strict=True):
+        for begin, end in differing_tiles(expected[move.name], written[0], move.nbytes):
+            findings.append(f"{move.name}: bytes {begin} to {end} are not those that the split read")
+    if findings:
+        raise DamageError("merge: damaged:\n" + "\n".join(f"  {line}" for line in findings), findings=tuple(findings))
+
+
+def _write_index(manifest: Manifest, folder: Path) -> None:
+    if not manifest.source.index:
+        return
+    kept = [
+        (name, file.name, tensor_nbytes(tensor.dtype, tensor.shape))
+        for file in manifest.source.files
+        for name, tensor in file.tensors.items()
+        if name not in manifest.source.dropped
+    ]
+    content = {
+        "metadata": {"total_size": sum(size for _, _, size in kept)},
+        "weight_map": {name: file for name, file, _ in sorted(kept)},
+    }
+    write_synced(folder / manifest.source.index, json.dumps(content, indent=2).encode() + b"\n")

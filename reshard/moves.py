@@ -1,0 +1,139 @@
+"""From what a split is (placed tensors, files) to the program that makes it, or that takes it apart again."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from manifests.dtypes import atom, atoms, nbytes
+from manifests.manifest import Link, Part, Tensor
+from manifests.placement import dim_runs, part_of
+from manifests.runs import Runs, compose, invert, whole
+from reshard.program import Gather, Input, Move, Program, Scatter, identity_links
+
+
+class Place(NamedTuple):
+    """Where a rank's part of a tensor lies.
+
+    Attributes:
+        file: Position of the file.
+        offset: First byte, counted from the start of the file.
+        rank: A rank whose part it is.
+    """
+
+    file: int
+    offset: int
+    rank: int
+
+
+def storage(dtype: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Return how a tensor is addressed: its shape in atoms and the bytes of one.
+
+    A tensor whose rows do not fill whole bytes is addressed as its bytes; it can only be copied whole.
+
+    >>> storage("F32", (2, 3)), storage("F4", (2, 3))
+    (((2, 3), 4), ((3,), 1))
+    """
+    shape_in_atoms = atoms(dtype, shape)
+    if shape_in_atoms is None:
+        return (nbytes(dtype, shape),), 1
+    return shape_in_atoms, atom(dtype)[1]
+
+
+def build_input(name: str, dtype: str, shape: tuple[int, ...], file: int, offset: int) -> Input:
+    """Return a stored tensor as the program reads it; ``offset`` counts from the start of the file."""
+    return Input(name, file, offset, *storage(dtype, shape))
+
+
+def part_runs(tensor: Tensor, rank: int) -> tuple[Runs, ...]:
+    """Return, for every dimension, the runs from a whole tensor into a rank's part, in atoms."""
+    if tensor.placement.cuts and (runs := dim_runs(tensor.placement, tensor.dtype, tensor.shape, rank)) is not None:
+        return runs
+    return tuple(whole(size) for size in storage(tensor.dtype, tensor.shape)[0])
+
+
+def parts_of(name: str, tensor: Tensor) -> tuple[Part, ...]:
+    """Return where a tensor came from, spelt out."""
+    shape, _ = storage(tensor.dtype, tensor.shape)
+    parts = tensor.parts or (Part(name),)
+    return tuple(part if part.links else Part(part.source, identity_links(shape)) for part in parts)
+
+
+def split_moves(
+    tensors: Mapping[str, Tensor], inputs: Mapping[str, Input], places: Mapping[str, Iterable[Place]]
+) -> tuple[Move, ...]:
+    """Return the moves that make the parts of every tensor, in the order in which their sources lie."""
+    moves: list[Move] = []
+    for name, tensor in tensors.items():
+        shape, item_nbytes = storage(tensor.dtype, tensor.shape)
+        gathers = tuple(Gather(inputs[part.source], part.links) for part in parts_of(name, tensor))
+        scatters = tuple(Scatter(place.file, place.offset, part_runs(tensor, place.rank)) for place in places[name])
+        moves.append(Move(name, shape, item_nbytes, gathers, scatters))
+    moves.sort(key=_first_source)
+    return tuple(moves)
+
+
+def _first_source(move: Move) -> tuple[int, int]:
+    return min((gather.source.file, gather.source.offset) for gather in move.gathers)
+
+
+def merge_moves(
+    tensors: Mapping[str, Tensor],
+    places: Mapping[str, Iterable[Place]],
+    sources: Mapping[str, tuple[str, tuple[int, ...]]],
+    targets: Mapping[str, Place],
+) -> tuple[Move, ...]:
+    """Return the moves that make the source tensors again from the parts of a split.
+
+    Args:
+        tensors: The tensors of the split.
+        places: Where their parts lie; of equal copies the first is taken.
+        sources: The dtype and the shape of every source tensor.
+        targets: Where every source tensor goes.
+    """
+    gathers: dict[str, list[Gather]] = {name: [] for name in targets}
+    for name, tensor in tensors.items():
+        taken: set[tuple[int, ...]] = set()
+        for place in places[name]:
+            part_index = part_of(tensor.placement, place.rank)
+            if part_index in taken:
+                continue
+            taken.add(part_index)
+            runs = part_runs(tensor, place.rank)
+            local = Input(
+                name, place.file, place.offset, tuple(map(_extent, runs)), storage(tensor.dtype, tensor.shape)[1]
+            )
+            for part in parts_of(name, tensor):
+                links = _links_back(part.links, runs)
+                if part.source in gathers and links is not None:
+                    gathers[part.source].append(Gather(local, links))
+    return tuple(
+        Move(name, shape, item_nbytes, tuple(gathers[name]), (Scatter(place.file, place.offset, _whole(shape)),))
+        for name, place in targets.items()
+        for shape, item_nbytes in [storage(*sources[name])]
+    )
+
+
+def _links_back(links: tuple[Link, ...], runs: tuple[Runs, ...]) -> tuple[Link, ...] | None:
+    """Return the links from a rank's part back to the source, or None if the part holds nothing of it."""
+    back: list[Link] = []
+    for link in links:
+        if link.dst is None:
+            back.append(Link(None, link.src, invert(link.runs)))
+            continue
+        through = compose(invert(runs[link.dst]), invert(link.runs))
+        if not through and link.runs:
+            return None
+        back.append(Link(link.dst, link.src, through))
+    return tuple(back)
+
+
+def _extent(runs: Runs) -> int:
+    return sum(run.length * run.repeat for run in runs)
+
+
+def _whole(shape: tuple[int, ...]) -> tuple[Runs, ...]:
+    return tuple(whole(size) for size in shape)
+
+
+def build_program(input_files: Iterable[str], output_files: Iterable[str], moves: tuple[Move, ...]) -> Program:
+    """Return the program of the moves."""
+    return Program(tuple(input_files), tuple(output_files), moves)

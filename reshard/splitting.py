@@ -1,0 +1,206 @@
+"""Splitting: carries out a plan of `reshard.planning` and publishes the result."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import xxhash
+
+from manifests.errors import CheckpointError
+from manifests.manifest import (
+    MANIFEST_NAME,
+    Extent,
+    Manifest,
+    Source,
+    SourceFile,
+    SourceTensor,
+    SplitFile,
+    encode_manifest,
+)
+from reshard.checkpoint import Checkpoint
+from reshard.engine import Hashes, run_program
+from reshard.planning import Options, SplitPlan, default_output, locate, plan_split
+from reshard.publish import check_destination, create_sized, staged, sync_file, write_synced
+
+TotalProgress = Callable[[int, int], None]
+"""Called with the bytes finished so far and their total."""
+
+
+def plan(model: str | Path, *, tp: int, **options: Any) -> SplitPlan:  # noqa: ANN401 - the fields of Options
+    """Decide a split without making it: only headers are read, and only headers are fetched from the hub.
+
+    Args:
+        model: A folder or a hub id.
+        tp: Number of ranks.
+        options: The fields of `reshard.planning.Options`.
+
+    Raises:
+        CheckpointError: The checkpoint is broken, or of a kind that is not split.
+        PlanError: No plan, or one that does not fit.
+        DegreeError: The number of ranks does not divide the model.
+    """
+    chosen = Options(**options)
+    return plan_split(locate(model, chosen), tp, chosen)
+
+
+def split(
+    model: str | Path,
+    out: str | Path | None = None,
+    *,
+    tp: int,
+    force: bool = False,
+    jobs: int = 2,
+    progress: TotalProgress | None = None,
+    **options: Any,  # noqa: ANN401 - the fields of Options
+) -> Manifest:
+    """Split a checkpoint for tensor parallelism.
+
+    Args:
+        model: A folder or a hub id.
+        out: The folder to make; ``MODEL-tpN`` beside a folder, in the working directory for a hub id, if not given.
+        tp: Number of ranks.
+        force: Whether an older split under this name is replaced, once the new one is whole.
+        jobs: Number of worker threads.
+        progress: Called with the bytes finished so far and their total.
+        options: The fields of `reshard.planning.Options`.
+
+    Returns:
+        The manifest of the split.
+
+    Raises:
+        CheckpointError: The checkpoint is broken, of a kind that is not split, or changed while it was read.
+        PlanError: No plan, or one that does not fit.
+        DegreeError: The number of ranks does not divide the model.
+        OutputError: The destination exists, lacks space, or cannot be written.
+    """
+    chosen = Options(**options)
+    folder = locate(model, chosen)
+    planned = plan_split(folder, tp, chosen)
+    destination = Path(out) if out is not None else default_output(model, tp, chosen.subfolder)
+    check_destination(destination, planned.nbytes_written, force=force)
+    if any(file.path is None for file in planned.checkpoint.files):
+        planned = plan_split(_download(planned), tp, chosen)
+    with staged(destination, force=force) as staging:
+        return write_split(planned, staging, jobs=jobs, progress=progress)
+
+
+def _download(planned: SplitPlan) -> Any:  # noqa: ANN401 - a Folder; hub is imported late
+    from reshard import hub
+
+    checkpoint = planned.checkpoint
+    names = [*(file.name for file in checkpoint.files), *checkpoint.carried, *filter(None, [checkpoint.index_name])]
+    return hub.download(checkpoint.folder, names)
+
+
+def write_split(planned: SplitPlan, folder: Path, *, jobs: int = 2, progress: TotalProgress | None = None) -> Manifest:
+    """Write all files of a split into a folder, the manifest last.
+
+    Raises:
+        CheckpointError: The source cannot be read, or changed while it was read.
+        OutputError: A file cannot be written.
+    """
+    paths = [folder / file.name for file in planned.files]
+    for path, file in zip(paths, planned.files, strict=True):
+        create_sized(path, file.header, file.nbytes)
+    sources = [file.path for file in planned.checkpoint.files if file.path is not None]
+    hashes = run_program(
+        planned.program, sources, paths, jobs=jobs, progress=counted(progress, planned.program.nbytes_read)
+    )
+    for path in paths:
+        sync_file(path)
+    _check_unchanged(planned.checkpoint)
+    manifest = _build_manifest(planned, hashes, _carry(planned.checkpoint, folder))
+    write_synced(folder / MANIFEST_NAME, encode_manifest(manifest))
+    return manifest
+
+
+def counted(progress: TotalProgress | None, total: int) -> Callable[[int], None] | None:
+    """Return a callback that adds up what workers finish."""
+    if progress is None:
+        return None
+    lock = Lock()
+    done = 0
+
+    def add(nbytes: int) -> None:
+        nonlocal done
+        with lock:
+            done += nbytes
+            progress(done, total)
+
+    progress(0, total)
+    return add
+
+
+def _check_unchanged(checkpoint: Checkpoint) -> None:
+    for file in checkpoint.files:
+        if checkpoint.folder.weights(file.name).identity != file.identity:
+            raise CheckpointError(f"{checkpoint.folder.label}/{file.name}: changed while it was read; split again")
+
+
+def _carry(checkpoint: Checkpoint, folder: Path) -> dict[str, str]:
+    carried: dict[str, str] = {}
+    for name in checkpoint.carried:
+        content = checkpoint.folder.read(name)
+        write_synced(folder / name, content)
+        carried[name] = xxhash.xxh3_128_hexdigest(content)
+    return carried
+
+
+def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str]) -> Manifest:
+    resolution = planned.resolution
+    tiles = _tiles_by_place(planned, hashes)
+    return Manifest(
+        key=planned.key,
+        world_size=planned.world_size,
+        layout=planned.layout,
+        model=planned.model,
+        source=_build_source(planned, {source.name: hashed for source, hashed in hashes.read.items()}),
+        plan=planned.plan.rules,
+        sizes=resolution.sizes,
+        tensors=resolution.tensors,
+        files=tuple(
+            SplitFile(
+                name=file.name,
+                owners=file.owners,
+                nbytes=file.nbytes,
+                data_offset=len(file.header),
+                tensors={
+                    name: Extent(stored.begin, stored.nbytes, tiles[position, name])
+                    for name, stored in file.tensors.items()
+                },
+            )
+            for position, file in enumerate(planned.files)
+        ),
+        ties=resolution.ties,
+        modules=resolution.modules,
+        attributes=resolution.attributes,
+        carried=carried,
+    )
+
+
+def _tiles_by_place(planned: SplitPlan, hashes: Hashes) -> dict[tuple[int, str], tuple[str, ...]]:
+    return {
+        (scatter.file, move.name): tiles
+        for move, written in zip(planned.program.moves, hashes.written, strict=True)
+        for scatter, tiles in zip(move.scatters, written, strict=True)
+    }
+
+
+def _build_source(planned: SplitPlan, tiles: Mapping[str, tuple[str, ...]]) -> Source:
+    checkpoint = planned.checkpoint
+    files = tuple(
+        SourceFile(
+            name=file.name,
+            nbytes=file.nbytes,
+            header=xxhash.xxh3_128_hexdigest(file.header.raw),
+            tensors={
+                name: SourceTensor(stored.dtype, stored.shape, stored.begin, tiles.get(name, ()))
+                for name, stored in sorted(file.header.tensors.items(), key=lambda item: (item[1].begin, item[1].end))
+            },
+            metadata=file.header.metadata,
+        )
+        for file in checkpoint.files
+    )
+    folder = checkpoint.folder
+    return Source(files, checkpoint.index_name, folder.repo, folder.revision, planned.dropped)

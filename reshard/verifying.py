@@ -1,0 +1,160 @@
+"""Verifying a split: sizes, headers, coverage, and the hash of every tile."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+from manifests.errors import CheckpointError, DamageError, ReshardError
+from manifests.header import read_header
+from manifests.manifest import Manifest, SplitFile, read_manifest
+from manifests.placement import local_shape
+from reshard.moves import Place, build_input, build_program, split_moves
+from reshard.program import check_program
+from reshard.splitting import TotalProgress, counted
+from reshard.tiles import TileHasher, differing_tiles
+
+_BLOCK_NBYTES = 1 << 20
+
+
+class Report(NamedTuple):
+    """What was found whole.
+
+    Attributes:
+        files: Number of safetensors files.
+        tensors: Number of tensors of the model.
+        nbytes: Bytes that were hashed.
+    """
+
+    files: int
+    tensors: int
+    nbytes: int
+
+
+def verify(out: str | Path, *, jobs: int = 2, progress: TotalProgress | None = None) -> Report:
+    """Check that a split is whole and is what its manifest says.
+
+    Args:
+        out: The folder of the split.
+        jobs: Number of worker threads.
+        progress: Called with the bytes finished so far and their total.
+
+    Raises:
+        ManifestError: The folder holds no finished split.
+        DamageError: Something differs; ``findings`` has a line for every place.
+    """
+    folder = Path(out)
+    manifest = read_manifest(folder)
+    findings = [*_check_coverage(manifest)]
+    readable = []
+    for file in manifest.files:
+        problems = list(check_file(folder, file, manifest))
+        findings += problems
+        if not problems:
+            readable.append(file)
+    findings += _check_carried(folder, manifest)
+    total = sum(file.nbytes - file.data_offset for file in readable)
+    report = counted(progress, total)
+    with ThreadPoolExecutor(max(jobs, 1)) as pool:
+        for damaged in pool.map(lambda file: list(_check_tiles(folder, file, report)), readable):
+            findings += damaged
+    if findings:
+        raise DamageError(
+            f"{folder}: damaged:\n" + "\n".join(f"  {line}" for line in findings), findings=tuple(findings)
+        )
+    return Report(len(manifest.files), len(manifest.tensors), total)
+
+
+def check_file(folder: Path, file: SplitFile, manifest: Manifest) -> Iterator[str]:
+    """Yield what is wrong with a file's size and header."""
+    path = folder / file.name
+    try:
+        actual = path.stat().st_size
+        if actual != file.nbytes:
+            yield f"{file.name}: {actual} bytes, {file.nbytes} expected"
+            return
+        header = read_header(path, file.name)
+    except FileNotFoundError:
+        yield f"{file.name}: missing"
+        return
+    except CheckpointError as error:
+        yield str(error)
+        return
+    key = (header.metadata or {}).get("reshard.key")
+    if key != manifest.key:
+        yield f"{file.name}: belongs to another split: its key is {key}, {manifest.key} expected"
+    if header.data_offset != file.data_offset or set(header.tensors) != set(file.tensors):
+        yield f"{file.name}: its header is not the one that was written"
+        return
+    rank = file.owners[0] if file.owners else 0
+    for name, stored in header.tensors.items():
+        tensor, extent = manifest.tensors[name], file.tensors[name]
+        shape = local_shape(tensor.placement, tensor.dtype, tensor.shape, rank)
+        if (stored.dtype, stored.shape, stored.begin) != (tensor.dtype, shape, extent.offset):
+            yield (
+                f"{file.name}: {name}: the header has {stored.dtype} {list(stored.shape)} at {stored.begin}, "
+                f"the manifest {tensor.dtype} {list(shape)} at {extent.offset}"
+            )
+
+
+def _check_coverage(manifest: Manifest) -> Iterator[str]:
+    """Yield where the manifest does not account for every byte of the source and of the output."""
+    try:
+        inputs = {
+            name: build_input(name, tensor.dtype, tensor.shape, position, tensor.offset)
+            for position, file in enumerate(manifest.source.files)
+            for name, tensor in file.tensors.items()
+        }
+        places = places_of(manifest)
+        moves = split_moves(manifest.tensors, inputs, places)
+        program = build_program(
+            (file.name for file in manifest.source.files), (file.name for file in manifest.files), moves
+        )
+        check_program(program, [file.nbytes for file in manifest.files], [file.data_offset for file in manifest.files])
+        used = {gather.source.name for move in moves for gather in move.gathers}
+        for name in inputs.keys() - used - set(manifest.source.dropped):
+            yield f"manifest.json: the source's {name} is in no file"
+    except (KeyError, ReshardError) as error:
+        yield f"manifest.json: does not cover the source: {error}"
+
+
+def places_of(manifest: Manifest) -> dict[str, list[Place]]:
+    """Return where every tensor's parts lie, offsets counted from the start of the files."""
+    places: dict[str, list[Place]] = {name: [] for name in manifest.tensors}
+    for position, file in enumerate(manifest.files):
+        rank = file.owners[0] if file.owners else 0
+        for name, extent in file.tensors.items():
+            places[name].append(Place(position, file.data_offset + extent.offset, rank))
+    return places
+
+
+def _check_tiles(folder: Path, file: SplitFile, progress: Callable[[int], None] | None) -> Iterator[str]:
+    path = folder / file.name
+    block = memoryview(bytearray(_BLOCK_NBYTES))
+    with path.open("rb", buffering=0) as stream:
+        for name, extent in sorted(file.tensors.items(), key=lambda item: item[1].offset):
+            stream.seek(file.data_offset + extent.offset)
+            hasher = TileHasher()
+            while hasher.nbytes < extent.nbytes:
+                got = stream.readinto(block[: extent.nbytes - hasher.nbytes])
+                if not got:
+                    yield f"{file.name}: {name}: the file ends at byte {hasher.nbytes} of {extent.nbytes} of the tensor"
+                    return
+                hasher.update(block[:got])
+                if progress:
+                    progress(got)
+            for begin, end in differing_tiles(extent.tiles, hasher.finish(), extent.nbytes):
+                yield f"{file.name}: {name}: bytes {begin} to {end} of the tensor are not those that were written"
+
+
+def _check_carried(folder: Path, manifest: Manifest) -> Iterator[str]:
+    for name, expected in manifest.carried.items():
+        try:
+            content = (folder / name).read_bytes()
+        except OSError as error:
+            yield f"{name}: {error.strerror}"
+            continue
+        if xxhash.xxh3_128_hexdigest(content) != expected:
+            yield f"{name}: its content is not what was carried over"
