@@ -1,0 +1,129 @@
+"""Attaching: gives a module the parameters and buffers of its rank's shard."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from loader.mapping import torch_shape
+from loader.shard import Shard
+from manifests.errors import LoadError
+
+Convert = Callable[[str, torch.Tensor], torch.Tensor]
+
+
+def attach(module: nn.Module, shard: Shard, *, convert: Convert | None = None) -> None:
+    """Replace a module's parameters and buffers by the shard's, tie what is tied, set the attributes.
+
+    The module has the whole model's shapes before (on any device, also meta), and its rank's shapes after. Everything
+    is checked first: the module is unchanged if anything does not fit.
+
+    Args:
+        module: The model, as its class builds it.
+        shard: Its rank's tensors.
+        convert: Applied to every tensor, by name; for a change of dtype.
+
+    Raises:
+        LoadError: A parameter is in no file, a tensor is no parameter, a shape differs, or an attribute is not there.
+    """
+    _check(module, shard)
+    for name in shard:
+        tensor = shard[name]
+        _set(module, name, convert(name, tensor) if convert else tensor)
+    for name, source in shard.manifest.ties.items():
+        owner, leaf = _owner(module, name)
+        source_owner, source_leaf = _owner(module, source)
+        owner.register_parameter(leaf, source_owner.get_parameter(source_leaf))
+    _set_attributes(module, shard)
+
+
+def _check(module: nn.Module, shard: Shard) -> None:
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    state = set(parameters) | (set(buffers) & set(_persistent(module)))
+    ties = shard.manifest.ties
+    problems: list[str] = []
+    for name in shard:
+        tensor = shard.manifest.tensors[name]
+        mine = parameters.get(name, buffers.get(name))
+        if mine is None:
+            problems.append(f"{name}: in the split, but no parameter of the model")
+        elif tuple(mine.shape) != (expected := torch_shape(tensor.dtype, tensor.shape)):
+            problems.append(f"{name}: {list(mine.shape)} in the model, {list(expected)} in the split")
+    problems += [f"{name}: a parameter of the model, but in no file" for name in sorted(state - set(shard) - set(ties))]
+    for name, source in ties.items():
+        problems += [f"{n}: tied, but no parameter of the model" for n in (name, source) if n not in parameters]
+    stranded = [name for name, buffer in buffers.items() if buffer.is_meta and name not in shard]
+    problems += [f"{name}: a buffer without values (on meta), and in no file" for name in stranded]
+    if problems:
+        shown = "\n".join(f"  {problem}" for problem in problems[:20])
+        more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
+        raise LoadError(f"{type(module).__name__}: the split is not of this model:\n{shown}{more}")
+
+
+def _persistent(module: nn.Module) -> list[str]:
+    return [
+        f"{prefix}.{name}" if prefix else name
+        for prefix, child in module.named_modules(remove_duplicate=False)
+        for name in child._buffers
+        if name not in child._non_persistent_buffers_set
+    ]
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    parent, _, leaf = name.rpartition(".")
+    return module.get_submodule(parent), leaf
+
+
+def _set(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    owner, leaf = _owner(module, name)
+    if leaf in owner._buffers:
+        owner._buffers[leaf] = tensor
+    else:
+        owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+
+
+def _set_attributes(module: nn.Module, shard: Shard) -> None:
+    for name, values in shard.manifest.attributes.items():
+        owner = module.get_submodule(name)
+        for attribute, value in values.items():
+            _set_attribute(owner, name, attribute, value)
+
+
+def _set_attribute(owner: nn.Module, module_name: str, attribute: str, value: int) -> None:
+    head, _, inner = attribute.partition(".")
+    if not hasattr(owner, head) or (inner and not hasattr(getattr(owner, head), inner)):
+        raise LoadError(f"{module_name}: {type(owner).__name__} has no attribute {attribute}, which the plan sets")
+    if inner:
+        current = getattr(owner, head)
+        changed = current if isinstance(current, LocalView) else LocalView(current)
+        changed.set_local(inner, value)
+        setattr(owner, head, changed)
+    else:
+        setattr(owner, head, value)
+
+
+class LocalView:
+    """An object as one module sees it: some attributes have the rank's values, all others are the object's own.
+
+    A configuration is shared by all modules of a model, so a rank's number of heads cannot be written into it.
+    """
+
+    _whole: object
+    _local: dict[str, int]
+
+    def __init__(self, whole: object) -> None:
+        object.__setattr__(self, "_whole", whole)
+        object.__setattr__(self, "_local", {})
+
+    def set_local(self, name: str, value: int) -> None:
+        """Give an attribute a value of this module's own."""
+        self._local[name] = value
+
+    def __getattr__(self, name: str) -> object:
+        if name in ("_whole", "_local"):
+            raise AttributeError(name)
+        return self._local[name] if name in self._local else getattr(self._whole, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._whole, name, value)

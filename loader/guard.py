@@ -1,0 +1,65 @@
+"""What would be silently wrong on a sharded model is refused; what must be alike on all ranks is made alike."""
+
+import functools
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from manifests.errors import LoadError
+
+_REFUSED = {
+    "save_pretrained": "this process holds one rank's shards; `reshard merge {folder} DEST` gives the checkpoint back",
+    "push_to_hub": "this process holds one rank's shards; `reshard merge {folder} DEST` gives the checkpoint back",
+    "load_state_dict": "the parameters are one rank's shards; change the checkpoint and split it again",
+    "load_adapter": "an adapter is made for whole weights; merge it into the checkpoint and split that",
+    "add_adapter": "an adapter is made for whole weights; merge it into the checkpoint and split that",
+    "resize_token_embeddings": "the embedding is one rank's shard; resize it in the checkpoint and split that",
+}
+
+
+def refuse_unsafe(model: Any, folder: Path) -> None:  # noqa: ANN401
+    """Make the methods that expect whole weights raise, with what to do instead."""
+    for name, advice in _REFUSED.items():
+        if hasattr(model, name):
+            object.__setattr__(model, name, _refusal(name, advice.format(folder=folder)))
+
+
+def _refusal(name: str, advice: str) -> Any:  # noqa: ANN401
+    def refused(*_: object, **__: object) -> NoReturn:
+        raise LoadError(f"{name}: refused on a sharded model: {advice}")
+
+    return refused
+
+
+def align_sampling(model: Any, group: dist.ProcessGroup | None) -> None:  # noqa: ANN401
+    """Make ``generate`` draw the same numbers on all ranks, and let a static cache take the rank's number of heads.
+
+    Before each call the ranks take rank 0's generator state; otherwise their texts would part at the first sample.
+    """
+    if group is None or not hasattr(model, "generate"):
+        return
+    generate = model.generate
+
+    @functools.wraps(generate)
+    def aligned(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        share_generator_state(group, model.device)
+        return generate(*args, **kwargs)
+
+    object.__setattr__(model, "generate", aligned)
+    if hasattr(model, "_get_static_cache_init_shape"):
+        # The whole model's heads would be allocated; without a shape the cache takes it from the first keys.
+        object.__setattr__(model, "_get_static_cache_init_shape", lambda: None)
+
+
+def share_generator_state(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Give every rank the state of rank 0's default generator of a device."""
+    source = dist.get_global_rank(group, 0)
+    state = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
+    carrier = state.to(device)
+    dist.broadcast(carrier, source, group=group)
+    if device.type == "cpu":
+        torch.set_rng_state(carrier)
+    else:
+        torch.cuda.set_rng_state(carrier.cpu(), device)

@@ -1,0 +1,148 @@
+"""Loading a model of transformers: its class, its rank's weights, its hooks.
+
+The class is built with its parameters on meta and its buffers real, so nothing is allocated or initialised that the
+shard will bring. Which class it is, the manifest says.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from loader.attaching import Convert, attach
+from loader.group import agree, ensure_group
+from loader.guard import align_sampling, refuse_unsafe
+from loader.hooks import install_hooks
+from loader.mapping import TORCH_DTYPES
+from loader.shard import open_shard
+from manifests.errors import LoadError
+from manifests.manifest import Manifest, read_manifest
+
+_log = logging.getLogger(__name__)
+
+
+def load_model(
+    out: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    group: dist.ProcessGroup | None = None,
+    dtype: torch.dtype | None = None,
+    **config: Any,  # noqa: ANN401 - the configuration's own
+) -> Any:  # noqa: ANN401 - the class that the manifest names
+    """Load this process's rank of a split model of transformers, ready to run.
+
+    Under torchrun the process group is started if there is none. On a CPU the parameters are mapped: no weight is read
+    before it is used.
+
+    Args:
+        out: The folder of the split.
+        device: Where to load; the CPU if not given.
+        group: The ranks that compute together; the default group if not given.
+        dtype: Converts the floating-point tensors to this dtype, which copies them; the stored dtypes if not given.
+        config: Values that replace the configuration's (``attn_implementation="eager"``).
+
+    Raises:
+        ManifestError: The folder holds no finished split.
+        LoadError: The split does not fit this process, its group, or the model's class; every rank raises, and before
+            any collective.
+    """
+    folder, device = Path(out), torch.device(device or "cpu")
+    started = time.perf_counter()
+    manifest = read_manifest(folder)
+    group = ensure_group(manifest, group, device)
+    rank = dist.get_rank(group) if group is not None else 0
+    try:
+        shard = open_shard(folder, rank, device)
+        opened = time.perf_counter()
+        model = build_model(folder, manifest, dtype or stored_dtype(manifest), config)
+        built = time.perf_counter()
+        attach(model, shard, convert=_converter(model, dtype))
+        model.to(device)
+    except BaseException as error:
+        agree(group, manifest.key, f"{type(error).__name__}: {error}")
+        raise
+    agree(group, manifest.key)
+    install_hooks(model, manifest, group)
+    refuse_unsafe(model, folder)
+    align_sampling(model, group)
+    ready = time.perf_counter()
+    _log.info("opened %.3f s, built %.3f s, attached %.3f s", opened - started, built - opened, ready - built)
+    return model
+
+
+def stored_dtype(manifest: Manifest) -> torch.dtype:
+    """Return the floating-point dtype that most of a split's elements have; float32 if none has one."""
+    counts: dict[str, int] = {}
+    for tensor in manifest.tensors.values():
+        if tensor.dtype in ("F64", "F32", "F16", "BF16"):
+            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + torch.Size(tensor.shape).numel()
+    return TORCH_DTYPES[max(counts, key=lambda name: counts[name])] if counts else torch.float32
+
+
+def build_model(folder: Path, manifest: Manifest, dtype: torch.dtype, config_values: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Return the model's class, built with its parameters on meta and its buffers real.
+
+    Raises:
+        LoadError: transformers is not installed, or has no such class.
+    """
+    entry = manifest.model
+    if entry.library != "transformers":
+        raise LoadError(
+            f"{folder}: not a split of a transformers model ({entry.architecture or 'no class named'}); "
+            "build the module and use loader.attach and loader.install_hooks"
+        )
+    try:
+        import transformers
+        from transformers.initialization import no_init_weights
+    except ImportError as error:
+        raise LoadError(f"{folder}: needs transformers: pip install 'reshard[transformers]'") from error
+    model_class = getattr(transformers, entry.architecture, None)
+    if model_class is None:
+        raise LoadError(f"{folder}: transformers {transformers.__version__} has no class {entry.architecture}")
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    if getattr(config, "quantization_config", None) is not None:
+        raise LoadError(f"{folder}: a quantized model is not built yet; use loader.open_shard for its tensors")
+    with no_init_weights(), parameters_on_meta():
+        model = model_class._from_config(config, dtype=dtype, **config_values)
+    if model.can_generate() and (folder / "generation_config.json").exists():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return model.eval()
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Within it, every parameter that a module registers is put on meta; buffers keep their values.
+
+    Source: ``init_empty_weights`` of accelerate, with ``include_buffers=False``.
+    """
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None and not parameter.is_meta:
+            module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _converter(model: Any, dtype: torch.dtype | None) -> Convert | None:  # noqa: ANN401
+    if dtype is None:
+        return None
+    kept = [*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())]
+
+    def convert(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        # A conversion to more bits loses nothing; one to fewer leaves what the class wants in float32.
+        wide = dtype.itemsize < tensor.dtype.itemsize and any(part in kept for part in name.split("."))
+        return tensor.to(dtype) if tensor.dtype.is_floating_point and not wide else tensor
+
+    return convert
