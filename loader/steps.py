@@ -14,6 +14,9 @@ from manifests.errors import LoadError
 from manifests.layout import rank_runs
 from manifests.placement import bound_axis
 
+# torch 2.13 renamed it.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 Group = dist.ProcessGroup
 Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 After = Callable[[nn.Module, tuple[Any, ...], Any], Any]
@@ -52,7 +55,7 @@ def all_gather(group: Group) -> After:
     def step(module: nn.Module, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         output = _collectable(module, output)
         flat = output.new_empty((world_size * output.numel(),))
-        dist.all_gather_into_tensor(flat, output.view(-1), group=group)
+        _all_gather(flat, output.view(-1), group=group)
         parts = flat.view(world_size, *output.shape)
         return parts.movedim(0, -2).reshape(*output.shape[:-1], world_size * output.shape[-1])
 

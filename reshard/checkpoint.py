@@ -47,6 +47,11 @@ class Checkpoint(NamedTuple):
     carried: tuple[str, ...]
     ignored: tuple[str, ...]
 
+    @property
+    def needed(self) -> list[str]:
+        """Names of all files that a split reads."""
+        return [*(file.name for file in self.files), *self.carried, *filter(None, [self.index_name])]
+
 
 def open_checkpoint(folder: Folder, variant: str = "") -> Checkpoint:
     """Read the headers of a checkpoint.

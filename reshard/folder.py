@@ -1,5 +1,6 @@
 """A folder that holds a checkpoint: its files' names, small files' bytes, and safetensors headers."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -47,6 +48,10 @@ class Folder(Protocol):
         """Read the header of a safetensors file."""
         ...
 
+    def download(self, names: Iterable[str]) -> "LocalFolder":
+        """Return a directory with these files; fetches those that are not on this machine."""
+        ...
+
 
 class LocalFolder:
     """A directory on this machine."""
@@ -77,3 +82,7 @@ class LocalFolder:
         header = read_header(path, f"{self.label}/{name}")
         status = path.stat()
         return WeightFile(name, status.st_size, f"{status.st_size}-{status.st_mtime_ns}", header, path)
+
+    def download(self, names: Iterable[str]) -> "LocalFolder":
+        """Return this directory."""
+        return self

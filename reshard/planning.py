@@ -22,8 +22,8 @@ from reshard.checkpoint import Checkpoint, open_checkpoint
 from reshard.folder import Folder, LocalFolder
 from reshard.moves import Place, build_input, build_program, split_moves
 from reshard.placing import Resolution, RuntimeTensor, check_degree
-from reshard.plans import Matcher, Plan, anchor_rules, modules_of
 from reshard.planfile import build_plan, read_plan
+from reshard.plans import Matcher, Plan, anchor_rules, modules_of
 from reshard.program import Program, check_program
 from reshard.rankfile import FileOptions, PlannedFile, plan_files
 from reshard.sizes import Sizes
@@ -101,11 +101,12 @@ def locate(model: str | Path, options: Options) -> Folder:
         if options.revision:
             raise CheckpointError(f"{model}: a folder has no revision")
         return LocalFolder(path / options.subfolder if options.subfolder else path)
-    from reshard import hub
+    from reshard.hub import is_repo_id
+    from reshard.hub import locate as locate_repo
 
-    if path.exists() or not hub.is_repo_id(str(model)):
+    if path.exists() or not is_repo_id(str(model)):
         raise CheckpointError(f"{model}: no such folder, and not a hub id (org/name)")
-    return hub.locate(str(model), options.revision, options.subfolder)
+    return locate_repo(str(model), options.revision, options.subfolder)
 
 
 def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
@@ -314,7 +315,9 @@ def _key(
             options.max_file_nbytes,
             options.drop_unused,
             [checkpoint.folder.repo, checkpoint.folder.revision],
-            [(file.name, file.identity, digest_of(file.header.raw)) for file in checkpoint.files],
+            [(file.name, file.nbytes, digest_of(file.header.raw)) for file in checkpoint.files],
+            # A commit of the hub fixes the content; a folder's files are known by their sizes and times.
+            [] if checkpoint.folder.revision else [file.identity for file in checkpoint.files],
             kept,
             resolution.modules,
             resolution.attributes,

@@ -60,11 +60,9 @@ class Sizes:
         return value
 
     def _from_config(self, name: str) -> int | None:
-        value = self._find(self._config, name)
-        if value is None:
-            value = self._find(self._config, f"text_config.{name}")
-        if value is None:
-            value = self._defaults.get(name)
+        found = self._find(name) or self._find(f"text_config.{name}")
+        # A null is not an absence: the class then computes the value, as the formulas do.
+        value = found[0] if found else self._defaults.get(self._aliases.get(name, name))
         if value is None:
             return None
         if type(value) is not int:
@@ -72,10 +70,14 @@ class Sizes:
         self.consulted[name] = value
         return value
 
-    def _find(self, config: Mapping[str, Any], path: str) -> object:
-        value: object = config
+    def _find(self, path: str) -> tuple[Any] | None:
+        """Return the configuration's value in a tuple, or None where it has no such name."""
+        value: Any = self._config
         for part in path.split("."):
-            if not isinstance(value, dict):
+            key = next(
+                (key for key in (part, self._aliases.get(part, "")) if isinstance(value, dict) and key in value), ""
+            )
+            if not key:
                 return None
-            value = value.get(part, value.get(self._aliases.get(part, part)))
-        return value
+            value = value[key]
+        return (value,)

@@ -20,6 +20,7 @@ from manifests.manifest import (
 )
 from reshard.checkpoint import Checkpoint
 from reshard.engine import Hashes, run_program
+from reshard.folder import LocalFolder
 from reshard.planning import Options, SplitPlan, default_output, locate, plan_split
 from reshard.publish import check_destination, create_sized, staged, sync_file, write_synced
 
@@ -79,18 +80,10 @@ def split(
     planned = plan_split(folder, tp, chosen)
     destination = Path(out) if out is not None else default_output(model, tp, chosen.subfolder)
     check_destination(destination, planned.nbytes_written, force=force)
-    if any(file.path is None for file in planned.checkpoint.files):
-        planned = plan_split(_download(planned), tp, chosen)
+    if not isinstance(folder, LocalFolder):
+        planned = plan_split(folder.download(planned.checkpoint.needed), tp, chosen)
     with staged(destination, force=force) as staging:
         return write_split(planned, staging, jobs=jobs, progress=progress)
-
-
-def _download(planned: SplitPlan) -> Any:  # noqa: ANN401 - a Folder; hub is imported late
-    from reshard import hub
-
-    checkpoint = planned.checkpoint
-    names = [*(file.name for file in checkpoint.files), *checkpoint.carried, *filter(None, [checkpoint.index_name])]
-    return hub.download(checkpoint.folder, names)
 
 
 def write_split(planned: SplitPlan, folder: Path, *, jobs: int = 2, progress: TotalProgress | None = None) -> Manifest:

@@ -56,20 +56,18 @@ OUT = Path(__file__).parent.parent / "reshard" / "catalogue" / "transformers.jso
 # stored tensors are the model's up to renaming, and that are published by themselves, not in a composite; and mixtral.
 # Left out by that are doge (experts), dory (its rename halves layer numbers), hrm_text and olmo_hybrid (converters),
 # granite_swa and minicpm3 (styles), and the text halves of apertus1p5, cohere_compass, emu3, gemma3n, gemma4_unified
-# and qwen3_5, which are published with their other halves, as is phi4_multimodal.
+# and qwen3_5, which are published with their other halves, as is phi4_multimodal; and bamba, diffllama, falcon_h1,
+# hunyuan_v1_dense, lfm2 and lfm3, of which the plan divides the embedding alone.
 TYPES = (
     "apertus",
     "arcee",
-    "bamba",
     "codegen",
     "cohere",
     "cohere2",
     "cwm",
-    "diffllama",
     "ernie4_5",
     "exaone",
     "exaone4",
-    "falcon_h1",
     "gemma",
     "gemma2",
     "gemma3_text",
@@ -79,13 +77,10 @@ TYPES = (
     "gptj",
     "granite",
     "helium",
-    "hunyuan_v1_dense",
     "hyperclovax",
     "internlm3",
     "iquestcoder",
     "jais2",
-    "lfm2",
-    "lfm3",
     "llama",
     "ministral",
     "ministral3",

@@ -91,10 +91,11 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture | None:
     if entry is None:
         return None
     names = config.get("architectures") or []
-    name = names[0] if isinstance(names, list) and names else ""
-    if name not in entry["classes"]:
+    named = names[0] if isinstance(names, list) and names else ""
+    name = _known_class(named, entry["classes"])
+    if not name:
         raise PlanError(
-            f"config.json: {name or 'no class in architectures'}: not a known class of {model_type}; "
+            f"config.json: {named or 'no class in architectures'}: not a known class of {model_type}; "
             f"known are {', '.join(sorted(entry['classes']))}"
         )
     head = entry["classes"][name]
@@ -115,6 +116,14 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture | None:
             for item in entry.get("converters", ())
         ),
     )
+
+
+def _known_class(name: str, classes: Mapping[str, Any]) -> str:
+    """Return the class as transformers names it; code published with a model has names of its own for the same."""
+    if name in classes:
+        return name
+    alike = [known for known in classes if name.endswith("ForCausalLM") and known.endswith("ForCausalLM")]
+    return alike[0] if len(alike) == 1 else ""
 
 
 def built_in_plan(architecture: Architecture, source: str = "reshard") -> Plan:
@@ -138,7 +147,7 @@ def built_in_plan(architecture: Architecture, source: str = "reshard") -> Plan:
         label=label,
         rules=tuple(rules),
         sizes=default_sizes(),
-        bindings=default_bindings(),
+        bindings=(*_bindings(ours()["types"].get(architecture.model_type, {})), *default_bindings()),
         attributes={_join(architecture.prefix, pattern): table for pattern, table in attributes.items()},
         exhaustive=False,
     )
@@ -151,8 +160,13 @@ def default_sizes() -> dict[str, str]:
 
 def default_bindings() -> tuple[AxisBinding, ...]:
     """Return the axes of well-known modules."""
+    return _bindings(ours())
+
+
+def _bindings(tables: Mapping[str, Any]) -> tuple[AxisBinding, ...]:
     return tuple(
-        AxisBinding(suffix, table.get("out", ""), table.get("in", "")) for suffix, table in ours()["bindings"].items()
+        AxisBinding(suffix, table.get("out", ""), table.get("in", ""))
+        for suffix, table in tables.get("bindings", {}).items()
     )
 
 

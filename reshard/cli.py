@@ -1,0 +1,241 @@
+"""The command line: parses, makes one call of the library, prints.
+
+Results go to stdout, progress, summaries and errors to stderr. ``reshard MODEL`` is the command; the others have names.
+Little is imported here, so that ``--help`` is quick; a command imports what it needs.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import click
+
+from reshard import __version__
+from reshard.usage import EXIT_CODES, ModelGroup, byte_size, options, print_json, whole_number
+
+_EPILOG = f"""\b
+Examples:
+  reshard meta-llama/Llama-3.1-8B --tp 4 -o llama-tp4
+  reshard ./mixtral --tp 8 --dry-run
+  reshard verify llama-tp4 && reshard merge llama-tp4 llama-again
+
+\b
+Exit codes:
+  0  done; 1 a fault of reshard; 2 wrong usage; 130 interrupted
+{EXIT_CODES}"""
+
+
+def _print_result(facts: Mapping[str, Any], text: Iterable[str], *, as_json: bool) -> None:
+    if as_json:
+        print_json(facts)
+    else:
+        for line in text:
+            click.echo(line)
+
+
+def _print_summary(text: Iterable[str], *, quiet: bool) -> None:
+    if not quiet:
+        for line in text:
+            click.echo(line, err=True)
+
+
+@contextmanager
+def _progress(label: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Give what the library calls with the bytes done and their total: a bar, where stderr is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from tqdm import tqdm
+
+    with tqdm(desc=label, unit="B", unit_scale=True, leave=False) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show
+
+
+def _hush(ctx: click.Context, param: click.Parameter, quiet: bool) -> bool:
+    if quiet:
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    return quiet
+
+
+_PATH = click.Path(path_type=Path)
+_tp = click.option("--tp", type=whole_number, metavar="N", required=True, help="Number of ranks.")
+_force = click.option("--force", is_flag=True, help="Replace an older output of that name.")
+_jobs = click.option("--jobs", type=whole_number, metavar="N", default="2", help="Worker threads; 2 if not given.")
+_hub_options = options(
+    click.option("--revision", metavar="REV", default="", help="Branch, tag or commit of a hub id."),
+    click.option("--subfolder", metavar="NAME", default="", help="Folder in MODEL that holds the weights."),
+    click.option("--variant", metavar="NAME", default="", help="Variant in the files' names, such as fp16."),
+)
+_plan_options = options(
+    click.option("--plan", type=_PATH, metavar="FILE", help="Plan of your own, TOML or JSON."),
+    click.option(
+        "--plan-source",
+        type=click.Choice(["reshard", "transformers"]),
+        metavar="NAME",
+        default="reshard",
+        help="Built-in plan: reshard's, or that of transformers.",
+    ),
+    click.option(
+        "--layout",
+        type=click.Choice(["runtime", "checkpoint"]),
+        metavar="NAME",
+        default="runtime",
+        help="Names and layout: runtime, or checkpoint as stored.",
+    ),
+    click.option("--self-contained", is_flag=True, help="Give every rank its own copy of whole tensors."),
+    click.option(
+        "--max-file-size",
+        "max_file_nbytes",
+        type=byte_size,
+        default="0",
+        metavar="SIZE",
+        help="Most data in one file: bytes, 4GB, 500MiB.",
+    ),
+    click.option("--drop-unused", is_flag=True, help="Leave out what the model does not use."),
+    _hub_options,
+)
+_output_options = options(
+    click.option("-q", "--quiet", is_flag=True, callback=_hush, help="No progress and no summary on stderr."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; errors too, on stderr."),
+)
+
+
+@click.group(
+    cls=ModelGroup,
+    epilog=_EPILOG,
+    options_metavar="MODEL --tp N [-o OUT] [OPTIONS]",
+    subcommand_metavar="| COMMAND ...",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def main() -> None:
+    """Split the safetensors checkpoint MODEL, a folder or a hub id, into tensor-parallel rank files in OUT."""
+
+
+@main.command(hidden=True, options_metavar="--tp N [-o OUT] [OPTIONS]")
+@click.argument("model")
+@_tp
+@click.option("-o", "--out", type=_PATH, metavar="OUT", help="Folder to make; MODEL-tpN if not given.")
+@click.option("--dry-run", is_flag=True, help="Only tell what each rank will hold.")
+@_force
+@_plan_options
+@_jobs
+@_output_options
+@click.version_option(__version__, prog_name="reshard")
+def split(
+    model: str,
+    tp: int,
+    out: Path | None,
+    dry_run: bool,
+    force: bool,
+    jobs: int,
+    quiet: bool,
+    as_json: bool,
+    **chosen: Any,  # noqa: ANN401 - the fields of Options
+) -> None:
+    """Split the checkpoint MODEL, a folder or a hub id, for tensor parallelism."""
+    started = perf_counter()
+    from reshard import lines, report, splitting
+    from reshard.planning import default_output
+
+    out = out if out is not None else default_output(model, tp, chosen["subfolder"])
+    facts = {"out": str(out), **report.build_split(splitting.plan(model, tp=tp, **chosen))}
+    if dry_run:
+        _print_result(facts, lines.format_split(facts), as_json=as_json)
+        return
+    with _progress("split", quiet=quiet) as progress:
+        splitting.split(model, out, tp=tp, force=force, jobs=jobs, progress=progress, **chosen)
+    facts["seconds"] = round(perf_counter() - started, 3)
+    _print_result(facts, [str(out)], as_json=as_json)
+    _print_summary(lines.format_split(facts), quiet=quiet or as_json)
+
+
+@main.command()
+@click.argument("model")
+@_tp
+@_plan_options
+@click.option("--program", is_flag=True, help="Print every strided copy instead.")
+@_output_options
+def plan(model: str, tp: int, program: bool, quiet: bool, as_json: bool, **chosen: Any) -> None:  # noqa: ANN401
+    """Print every tensor's rule, placement and local shape."""
+    from reshard import lines, report, splitting
+
+    planned = splitting.plan(model, tp=tp, **chosen)
+    facts = report.build_plan(planned)
+    if program:
+        facts["copies"] = [*report.build_copies(planned)]
+    text = lines.format_copies(facts["copies"]) if program else lines.format_plan(facts)
+    _print_result(facts, text, as_json=as_json)
+    _print_summary(lines.format_notes(facts), quiet=quiet or as_json)
+
+
+@main.command()
+@click.argument("model", required=False)
+@_hub_options
+@_output_options
+def plans(model: str | None, quiet: bool, as_json: bool, **chosen: Any) -> None:  # noqa: ANN401
+    """Print the model types with a plan, or the class of MODEL."""
+    if model is None:
+        from reshard.catalogue import model_types
+
+        _print_result({"model_types": model_types()}, model_types(), as_json=as_json)
+        return
+    from reshard import splitting
+
+    # One rank needs nothing divided, so whatever is refused here is refused at any number of ranks.
+    planned = splitting.plan(model, tp=1, **chosen)
+    facts = {"type": planned.model.type, "architecture": planned.model.architecture, "plan": planned.plan.label}
+    _print_result(facts, [f"{facts['type']}: {facts['architecture']}: {facts['plan']}"], as_json=as_json)
+
+
+@main.command()
+@click.argument("out", type=_PATH)
+@click.option("--tensors", is_flag=True, help="List every tensor.")
+@_output_options
+def show(out: Path, tensors: bool, quiet: bool, as_json: bool) -> None:
+    """Print what the split OUT holds."""
+    from manifests.manifest import read_manifest
+    from reshard import lines, report
+
+    facts = report.build_show(str(out), read_manifest(out), every_tensor=tensors)
+    _print_result(facts, lines.format_show(facts), as_json=as_json)
+
+
+@main.command()
+@click.argument("out", type=_PATH)
+@_jobs
+@_output_options
+def verify(out: Path, jobs: int, quiet: bool, as_json: bool) -> None:
+    """Check sizes, hashes and coverage of the split OUT."""
+    from reshard import lines, report, verifying
+
+    with _progress("verify", quiet=quiet) as progress:
+        found = verifying.verify(out, jobs=jobs, progress=progress)
+    facts = report.build_verified(str(out), found)
+    _print_result(facts, [], as_json=as_json)
+    _print_summary(lines.format_verified(facts), quiet=quiet or as_json)
+
+
+@main.command()
+@click.argument("out", type=_PATH)
+@click.argument("dest", type=_PATH)
+@_force
+@_jobs
+@_output_options
+def merge(out: Path, dest: Path, force: bool, jobs: int, quiet: bool, as_json: bool) -> None:
+    """Give back the source of the split OUT, in the folder DEST."""
+    from reshard import lines, merging, report
+
+    with _progress("merge", quiet=quiet) as progress:
+        merged = merging.merge(out, dest, force=force, jobs=jobs, progress=progress)
+    facts = report.build_merged(str(dest), merged)
+    _print_result(facts, [str(dest)], as_json=as_json)
+    _print_summary(lines.format_merged(facts), quiet=quiet or as_json)
