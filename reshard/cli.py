@@ -147,12 +147,13 @@ def split(
     from reshard.planning import default_output
 
     out = out if out is not None else default_output(model, tp, chosen["subfolder"])
-    facts = {"out": str(out), **report.build_split(splitting.plan(model, tp=tp, **chosen))}
+    planned = splitting.plan(model, tp=tp, **chosen)
+    facts = {"out": str(out), **report.build_split(planned)}
     if dry_run:
         _print_result(facts, lines.format_split(facts), as_json=as_json)
         return
     with _progress("split", quiet=quiet) as progress:
-        splitting.split(model, out, tp=tp, force=force, jobs=jobs, progress=progress, **chosen)
+        splitting.carry_out(planned, out, force=force, jobs=jobs, progress=progress)
     facts["seconds"] = round(perf_counter() - started, 3)
     _print_result(facts, [str(out)], as_json=as_json)
     _print_summary(lines.format_split(facts), quiet=quiet or as_json)
@@ -227,15 +228,14 @@ def verify(out: Path, jobs: int, quiet: bool, as_json: bool) -> None:
 @main.command()
 @click.argument("out", type=_PATH)
 @click.argument("dest", type=_PATH)
-@_force
 @_jobs
 @_output_options
-def merge(out: Path, dest: Path, force: bool, jobs: int, quiet: bool, as_json: bool) -> None:
+def merge(out: Path, dest: Path, jobs: int, quiet: bool, as_json: bool) -> None:
     """Give back the source of the split OUT, in the folder DEST."""
     from reshard import lines, merging, report
 
     with _progress("merge", quiet=quiet) as progress:
-        merged = merging.merge(out, dest, force=force, jobs=jobs, progress=progress)
+        merged = merging.merge(out, dest, jobs=jobs, progress=progress)
     facts = report.build_merged(str(dest), merged)
     _print_result(facts, [str(dest)], as_json=as_json)
     _print_summary(lines.format_merged(facts), quiet=quiet or as_json)

@@ -5,9 +5,11 @@ meet their own key and value heads. A head is never cut.
 """
 
 from collections.abc import Iterable, Mapping
+from math import gcd
 from typing import NamedTuple
 
 from manifests.layout import Axis, Mesh, misfits
+from manifests.natural import kind_of
 from manifests.placement import Cut, Placement, dim_runs
 
 MAX_LISTED_DEGREE = 128
@@ -55,11 +57,10 @@ def choose_mesh(axes: Iterable[Axis], world_size: int) -> Mesh | None:
     ((('kv', 3), ('rep', 3)), None)
     """
     axes = list(axes)
-    for rep in range(1, world_size + 1):
-        if world_size % rep:
-            continue
-        mesh: Mesh = (("kv", world_size // rep), ("rep", rep))
-        if not any(misfits(axis, mesh) for axis in axes):
+    groups = gcd(*(factor.size for axis in axes for factor in axis.all_factors() if factor.on == "kv"))
+    for kv in range(min(groups, world_size), 0, -1):
+        mesh: Mesh = (("kv", kv), ("rep", world_size // kv))
+        if world_size % kv == 0 and not any(misfits(axis, mesh) for axis in axes):
             return mesh
     return None
 
@@ -120,8 +121,7 @@ def by_shape(demands: Iterable[Demand]) -> dict[str, list[Demand]]:
     """Gather demands that differ only in the numbers of their names."""
     groups: dict[str, list[Demand]] = {}
     for demand in demands:
-        pattern = ".".join("*" if part.isdecimal() else part for part in demand.name.split("."))
-        groups.setdefault(pattern, []).append(demand)
+        groups.setdefault(kind_of(demand.name), []).append(demand)
     return groups
 
 

@@ -7,7 +7,7 @@ front to back, and its tiles are hashed on the way. Workers take whole tensors; 
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -74,10 +74,11 @@ def run_program(
 
         with ThreadPoolExecutor(max(jobs, 1)) as pool:
             futures = [pool.submit(work, move) for move in program.moves]
-            done, waiting = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in waiting:
-                future.cancel()
-            written = tuple(future.result() for future in futures if future in done or not future.cancelled())
+            try:
+                written = tuple(future.result() for future in futures)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         return Hashes({source: reader.tiles() for source, reader in readers.items()}, written)
 
 

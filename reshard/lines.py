@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from manifests.natural import kind_of
+
 Facts = dict[str, Any]
 """Plain values: texts, numbers, and lists and dictionaries of them."""
 
@@ -28,15 +30,6 @@ def human_bytes(nbytes: int) -> str:
         if value < 999.95:
             return f"{value:.1f} {unit}"
     return f"{value / 1000:.1f} PB"
-
-
-def kind_of(name: str) -> str:
-    """Return a name with its numbers left open: what a tensor is, whichever layer it is in.
-
-    >>> kind_of("model.layers.11.mlp.up_proj.weight")
-    'model.layers.*.mlp.up_proj.weight'
-    """
-    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
 def format_split(facts: Facts) -> Iterator[str]:

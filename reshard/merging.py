@@ -50,7 +50,6 @@ def merge(
     out: str | Path,
     destination: str | Path,
     *,
-    force: bool = False,
     jobs: int = 2,
     progress: TotalProgress | None = None,
 ) -> Merged:
@@ -62,7 +61,6 @@ def merge(
     Args:
         out: The folder of the split.
         destination: The folder to make.
-        force: Whether an older folder of that name is replaced.
         jobs: Number of worker threads.
         progress: Called with the bytes finished so far and their total.
 
@@ -79,8 +77,8 @@ def merge(
     targets = [_target(file, manifest.source.dropped) for file in manifest.source.files]
     program = _program(manifest, targets)
     check_program(program, [target.nbytes for target in targets], [len(target.header) for target in targets])
-    check_destination(destination, sum(target.nbytes for target in targets), force=force)
-    with staged(destination, force=force) as staging:
+    check_destination(destination, sum(target.nbytes for target in targets), force=False)
+    with staged(destination, force=False) as staging:
         paths = [staging / target.source.name for target in targets]
         for path, target in zip(paths, targets, strict=True):
             create_sized(path, target.header, target.nbytes)

@@ -3,58 +3,23 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from manifests.errors import CheckpointError, PlanError
-from manifests.manifest import TILE_NBYTES, VERSION, Model, Rule, Tensor, digest_of
+from manifests.errors import CheckpointError
+from manifests.manifest import TILE_NBYTES, VERSION, Model, Tensor, digest_of
 from manifests.styles import STYLES
-from reshard import placing, recipe
-from reshard.catalogue import (
-    PLAN_SOURCES,
-    Architecture,
-    built_in_plan,
-    default_bindings,
-    default_sizes,
-    find_architecture,
-    model_types,
-)
+from reshard import placing
+from reshard.catalogue import Architecture
 from reshard.checkpoint import Checkpoint, open_checkpoint
+from reshard.choosing import build_tensors, choose_architecture, choose_plan, find_ties
 from reshard.folder import Folder, LocalFolder
 from reshard.moves import Place, build_input, build_program, split_moves
-from reshard.placing import Resolution, RuntimeTensor, check_degree
-from reshard.planfile import build_plan, read_plan
-from reshard.plans import Matcher, Plan, anchor_rules, modules_of
+from reshard.options import Options, check_options
+from reshard.placing import Resolution, check_degree
+from reshard.plans import Plan
 from reshard.program import Program, check_program
 from reshard.rankfile import FileOptions, PlannedFile, plan_files
 from reshard.sizes import Sizes
-
-LAYOUTS = ("runtime", "checkpoint")
-
-
-class Options(NamedTuple):
-    """What a caller may choose.
-
-    Attributes:
-        plan: A plan file, the content of one, or None for the built-in plan.
-        plan_source: Whose built-in plan: "reshard" or "transformers".
-        layout: "runtime" for the names and layout of the running model, "checkpoint" for the stored ones.
-        revision: Of a hub id.
-        subfolder: Of a folder or a hub id.
-        variant: Of the file names (``fp16``).
-        self_contained: Whether every rank's file holds its own copy of the replicated tensors.
-        max_file_nbytes: The most data bytes in one file; 0 for no limit.
-        drop_unused: Whether tensors that the model does not use are left out.
-    """
-
-    plan: Path | str | Mapping[str, Any] | None = None
-    plan_source: str = "reshard"
-    layout: str = "runtime"
-    revision: str = ""
-    subfolder: str = ""
-    variant: str = ""
-    self_contained: bool = False
-    max_file_nbytes: int = 0
-    drop_unused: bool = False
 
 
 class SplitPlan(NamedTuple):
@@ -66,7 +31,7 @@ class SplitPlan(NamedTuple):
         plan: The plan, its rules under the names of the layout.
         resolution: What it makes of every tensor.
         world_size: Number of ranks.
-        layout: "runtime" or "checkpoint".
+        options: What was chosen.
         key: What decides the output bytes, hashed.
         files: The files that will be written.
         program: What will be moved.
@@ -78,11 +43,16 @@ class SplitPlan(NamedTuple):
     plan: Plan
     resolution: Resolution
     world_size: int
-    layout: str
+    options: Options
     key: str
     files: tuple[PlannedFile, ...]
     program: Program
     dropped: tuple[str, ...]
+
+    @property
+    def layout(self) -> str:
+        """Whose names and layout the tensors have: "runtime" or "checkpoint"."""
+        return self.options.layout
 
     @property
     def nbytes_written(self) -> int:
@@ -97,6 +67,8 @@ def locate(model: str | Path, options: Options) -> Folder:
         CheckpointError: It is neither.
     """
     path = Path(model)
+    if not str(model).strip():
+        raise CheckpointError("MODEL is empty; give a folder or a hub id (org/name)")
     if path.is_dir():
         if options.revision:
             raise CheckpointError(f"{model}: a folder has no revision")
@@ -106,7 +78,10 @@ def locate(model: str | Path, options: Options) -> Folder:
 
     if path.exists() or not is_repo_id(str(model)):
         raise CheckpointError(f"{model}: no such folder, and not a hub id (org/name)")
-    return locate_repo(str(model), options.revision, options.subfolder)
+    try:
+        return locate_repo(str(model), options.revision, options.subfolder)
+    except CheckpointError as error:
+        raise CheckpointError(f"{model}: no such folder here, and as a hub id: {error}") from error
 
 
 def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
@@ -118,16 +93,13 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
         DegreeError: The number of ranks does not divide the model.
     """
     check_degree(world_size)
-    if options.layout not in LAYOUTS:
-        raise PlanError(f"layout {options.layout!r}: unknown; known are {', '.join(LAYOUTS)}")
-    if options.plan_source not in PLAN_SOURCES:
-        raise PlanError(f"plan source {options.plan_source!r}: unknown; known are {', '.join(PLAN_SOURCES)}")
+    check_options(options)
     checkpoint = open_checkpoint(folder, options.variant)
     _refuse_unsupported_quantization(checkpoint)
-    architecture = _architecture(checkpoint, options)
-    tensors = _tensors(checkpoint, architecture, options)
-    ties = _ties(checkpoint, architecture, tensors)
-    plan = _plan(checkpoint, architecture, tensors, ties, options)
+    architecture = choose_architecture(checkpoint, options)
+    tensors = build_tensors(checkpoint, architecture, options)
+    ties = find_ties(checkpoint, architecture, tensors)
+    plan = choose_plan(checkpoint, architecture, tensors, ties, options)
     model = placing.Model(tensors, _sizes(plan, checkpoint, architecture), ties, _scale_blocks(checkpoint))
     resolution = placing.resolve(model, plan, world_size)
     dropped = tuple(name for name, tensor in tensors.items() if tensor.unused) if options.drop_unused else ()
@@ -142,123 +114,12 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
         plan=plan,
         resolution=resolution._replace(tensors=kept),
         world_size=world_size,
-        layout=options.layout,
+        options=options,
         key=key,
         files=files,
         program=program,
         dropped=dropped,
     )
-
-
-def _architecture(checkpoint: Checkpoint, options: Options) -> Architecture | None:
-    """Return the catalogue's class; a user's own plan works without one."""
-    try:
-        return find_architecture(checkpoint.config)
-    except PlanError:
-        if options.plan is None:
-            raise
-        return None
-
-
-def _tensors(checkpoint: Checkpoint, architecture: Architecture | None, options: Options) -> dict[str, RuntimeTensor]:
-    stored = {name: tensor.stored for name, tensor in checkpoint.tensors.items()}
-    if architecture is None or options.layout == "checkpoint":
-        return recipe.stored_tensors(stored)
-    return recipe.runtime_tensors(stored, architecture)
-
-
-def _ties(
-    checkpoint: Checkpoint, architecture: Architecture | None, tensors: Mapping[str, RuntimeTensor]
-) -> dict[str, str]:
-    """Return the parameters that are another one, stored under one of the two names.
-
-    Where both are stored they stay two parameters, as transformers keeps them if their values differ.
-    """
-    ties: dict[str, str] = {}
-    if architecture is None:
-        return ties
-    flag = checkpoint.config.get("tie_word_embeddings", architecture.defaults.get("tie_word_embeddings"))
-    for one, other in architecture.ties.items():
-        if one in tensors and other in tensors:
-            continue
-        if not flag and (one in tensors) != (other in tensors):
-            absent = other if one in tensors else one
-            raise CheckpointError(
-                f"{checkpoint.folder.label}: {absent} is not stored, and tie_word_embeddings is false in config.json; "
-                f"the model cannot run without it"
-            )
-        if other in tensors:
-            ties[one] = other
-        elif one in tensors:
-            ties[other] = one
-    return ties
-
-
-def _plan(
-    checkpoint: Checkpoint,
-    architecture: Architecture | None,
-    tensors: Mapping[str, RuntimeTensor],
-    ties: Mapping[str, str],
-    options: Options,
-) -> Plan:
-    names = [*(name for name, tensor in tensors.items() if not tensor.unused), *ties]
-    if options.plan is None:
-        if architecture is None:
-            raise PlanError(_no_plan(checkpoint))
-        plan = built_in_plan(architecture, options.plan_source)
-        return plan if options.layout == "runtime" else _only_fitting(plan, names)
-    given = (
-        build_plan(dict(options.plan), "plan") if isinstance(options.plan, Mapping) else read_plan(Path(options.plan))
-    )
-    prefix = architecture.prefix if architecture else ""
-    plan = anchor_rules(given, names, prefix)
-    _refuse_other_layout(plan, checkpoint, architecture, names, options)
-    return plan._replace(sizes={**default_sizes(), **plan.sizes}, bindings=default_bindings())
-
-
-def _no_plan(checkpoint: Checkpoint) -> str:
-    model_type = checkpoint.config.get("model_type")
-    if not model_type:
-        return (
-            f"{checkpoint.folder.label}: no model_type in config.json, so no built-in plan fits; give one with --plan"
-        )
-    return (
-        f"{checkpoint.folder.label}: no built-in plan for the model type {model_type!r} "
-        f"({len(model_types())} types have one: `reshard plans`); give one with --plan"
-    )
-
-
-def _only_fitting(plan: Plan, names: list[str]) -> Plan:
-    """Return the built-in plan if its rules, which speak runtime names, fit the stored names too."""
-    known = {*names, *modules_of(names)}
-    dead = [rule for rule in plan.rules if not any(Matcher([rule]).find(name) for name in known)]
-    if dead:
-        raise PlanError(
-            f"{plan.label}: {dead[0].pattern}: speaks a runtime name, which this checkpoint stores otherwise; "
-            "with --layout checkpoint give a --plan of stored names"
-        )
-    return plan
-
-
-def _refuse_other_layout(
-    plan: Plan, checkpoint: Checkpoint, architecture: Architecture | None, names: list[str], options: Options
-) -> None:
-    """Refuse a plan that fits only the names of the other layout."""
-    if architecture is None or _takes_any(plan.rules, names):
-        return
-    other = "checkpoint" if options.layout == "runtime" else "runtime"
-    other_names = list(_tensors(checkpoint, architecture, options._replace(layout=other)))
-    if _takes_any(plan.rules, other_names):
-        kind = "stored" if other == "checkpoint" else "runtime"
-        raise PlanError(
-            f"{plan.label}: its rules speak {kind} names, like {other_names[0]}; use --layout {other}, "
-            f"or names like {names[0]}"
-        )
-
-
-def _takes_any(rules: tuple[Rule, ...], names: list[str]) -> bool:
-    matcher = Matcher(rules)
-    return any(matcher.find_for_parameter(name)[0] for name in names)
 
 
 def _sizes(plan: Plan, checkpoint: Checkpoint, architecture: Architecture | None) -> Sizes:

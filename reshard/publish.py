@@ -28,7 +28,9 @@ def check_destination(destination: Path, nbytes: int, *, force: bool) -> None:
     """
     if os.path.lexists(destination):
         if not force:
-            raise OutputError(f"{destination}: exists already; remove it, choose another with -o, or use --force")
+            raise OutputError(
+                f"{destination}: exists already; remove it or choose another name (--force replaces a split)"
+            )
         if not destination.is_dir() or destination.is_symlink():
             raise OutputError(f"{destination}: is no folder; --force replaces a folder only")
         if any(destination.iterdir()) and not (destination / MANIFEST_NAME).exists():

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from manifests.dtypes import nbytes as tensor_nbytes
 from manifests.manifest import Manifest, Model, Module, SplitFile, Tensor
-from manifests.natural import natural_key
+from manifests.natural import kind_of, natural_key
 from manifests.placement import Placement, local_shape
-from reshard.lines import Facts, kind_of
+from reshard.lines import Facts
 from reshard.merging import Merged
 from reshard.planning import SplitPlan, reason_whole
 from reshard.program import copies

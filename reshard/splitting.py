@@ -21,7 +21,8 @@ from manifests.manifest import (
 from reshard.checkpoint import Checkpoint
 from reshard.engine import Hashes, run_program
 from reshard.folder import LocalFolder
-from reshard.planning import Options, SplitPlan, default_output, locate, plan_split
+from reshard.options import Options
+from reshard.planning import SplitPlan, default_output, locate, plan_split
 from reshard.publish import check_destination, create_sized, staged, sync_file, write_synced
 
 TotalProgress = Callable[[int, int], None]
@@ -34,7 +35,7 @@ def plan(model: str | Path, *, tp: int, **options: Any) -> SplitPlan:  # noqa: A
     Args:
         model: A folder or a hub id.
         tp: Number of ranks.
-        options: The fields of `reshard.planning.Options`.
+        options: The fields of `reshard.options.Options`.
 
     Raises:
         CheckpointError: The checkpoint is broken, or of a kind that is not split.
@@ -64,7 +65,7 @@ def split(
         force: Whether an older split under this name is replaced, once the new one is whole.
         jobs: Number of worker threads.
         progress: Called with the bytes finished so far and their total.
-        options: The fields of `reshard.planning.Options`.
+        options: The fields of `reshard.options.Options`.
 
     Returns:
         The manifest of the split.
@@ -75,14 +76,33 @@ def split(
         DegreeError: The number of ranks does not divide the model.
         OutputError: The destination exists, lacks space, or cannot be written.
     """
-    chosen = Options(**options)
-    folder = locate(model, chosen)
-    planned = plan_split(folder, tp, chosen)
-    destination = Path(out) if out is not None else default_output(model, tp, chosen.subfolder)
-    check_destination(destination, planned.nbytes_written, force=force)
+    planned = plan(model, tp=tp, **options)
+    destination = Path(out) if out is not None else default_output(model, tp, planned.options.subfolder)
+    return carry_out(planned, destination, force=force, jobs=jobs, progress=progress)
+
+
+def carry_out(
+    planned: SplitPlan, out: Path, *, force: bool = False, jobs: int = 2, progress: TotalProgress | None = None
+) -> Manifest:
+    """Make a split that was decided. The weights of a hub id are downloaded here, after everything was checked.
+
+    Args:
+        planned: The split, from `plan`.
+        out: The folder to make.
+        force: Whether an older split under this name is replaced, once the new one is whole.
+        jobs: Number of worker threads.
+        progress: Called with the bytes finished so far and their total.
+
+    Raises:
+        CheckpointError: The source cannot be read, or changed while it was read.
+        OutputError: The destination exists, lacks space, or cannot be written.
+    """
+    check_destination(out, planned.nbytes_written, force=force)
+    folder = planned.checkpoint.folder
     if not isinstance(folder, LocalFolder):
-        planned = plan_split(folder.download(planned.checkpoint.needed), tp, chosen)
-    with staged(destination, force=force) as staging:
+        local = folder.download(planned.checkpoint.needed)
+        planned = plan_split(local, planned.world_size, planned.options)
+    with staged(out, force=force) as staging:
         return write_split(planned, staging, jobs=jobs, progress=progress)
 
 

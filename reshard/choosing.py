@@ -1,0 +1,140 @@
+"""Choosing: the class that will run, its tensors, and the plan that fits them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from manifests.errors import CheckpointError, PlanError
+from manifests.manifest import Rule
+from reshard import recipe
+from reshard.catalogue import (
+    Architecture,
+    built_in_plan,
+    default_bindings,
+    default_sizes,
+    find_architecture,
+    model_types,
+)
+from reshard.checkpoint import Checkpoint
+from reshard.options import Options
+from reshard.placing import RuntimeTensor
+from reshard.planfile import build_plan, read_plan
+from reshard.plans import Matcher, Plan, anchor_rules, modules_of
+
+
+def choose_architecture(checkpoint: Checkpoint, options: Options) -> Architecture | None:
+    """Return the catalogue's class; a user's own plan works without one."""
+    try:
+        return find_architecture(checkpoint.config)
+    except PlanError:
+        if options.plan is None:
+            raise
+        return None
+
+
+def build_tensors(
+    checkpoint: Checkpoint, architecture: Architecture | None, options: Options
+) -> dict[str, RuntimeTensor]:
+    """Return the tensors under the names and in the layout that were chosen."""
+    stored = {name: tensor.stored for name, tensor in checkpoint.tensors.items()}
+    if architecture is None or options.layout == "checkpoint":
+        return recipe.stored_tensors(stored)
+    return recipe.runtime_tensors(stored, architecture)
+
+
+def find_ties(
+    checkpoint: Checkpoint, architecture: Architecture | None, tensors: Mapping[str, RuntimeTensor]
+) -> dict[str, str]:
+    """Return the parameters that are another one, stored under one of the two names.
+
+    Where both are stored they stay two parameters, as transformers keeps them if their values differ.
+    """
+    ties: dict[str, str] = {}
+    if architecture is None:
+        return ties
+    flag = checkpoint.config.get("tie_word_embeddings", architecture.defaults.get("tie_word_embeddings"))
+    for one, other in architecture.ties.items():
+        if one in tensors and other in tensors:
+            continue
+        if not flag and (one in tensors) != (other in tensors):
+            absent = other if one in tensors else one
+            raise CheckpointError(
+                f"{checkpoint.folder.label}: {absent} is not stored, and tie_word_embeddings is false in config.json; "
+                f"the model cannot run without it"
+            )
+        if other in tensors:
+            ties[one] = other
+        elif one in tensors:
+            ties[other] = one
+    return ties
+
+
+def choose_plan(
+    checkpoint: Checkpoint,
+    architecture: Architecture | None,
+    tensors: Mapping[str, RuntimeTensor],
+    ties: Mapping[str, str],
+    options: Options,
+) -> Plan:
+    """Return the plan that was given, or the built-in one, with its rules under the names of these tensors.
+
+    Raises:
+        PlanError: There is none, or it is malformed, or it fits only the names of the other layout.
+    """
+    names = [*(name for name, tensor in tensors.items() if not tensor.unused), *ties]
+    if options.plan is None:
+        if architecture is None:
+            raise PlanError(_no_plan(checkpoint))
+        plan = built_in_plan(architecture, options.plan_source)
+        return plan if options.layout == "runtime" else _only_fitting(plan, names)
+    given = (
+        build_plan(dict(options.plan), "plan") if isinstance(options.plan, Mapping) else read_plan(Path(options.plan))
+    )
+    prefix = architecture.prefix if architecture else ""
+    plan = anchor_rules(given, names, prefix)
+    _refuse_other_layout(plan, checkpoint, architecture, names, options)
+    return plan._replace(sizes={**default_sizes(), **plan.sizes}, bindings=default_bindings())
+
+
+def _no_plan(checkpoint: Checkpoint) -> str:
+    model_type = checkpoint.config.get("model_type")
+    if not model_type:
+        return (
+            f"{checkpoint.folder.label}: no model_type in config.json, so no built-in plan fits; give one with --plan"
+        )
+    return (
+        f"{checkpoint.folder.label}: no built-in plan for the model type {model_type!r} "
+        f"({len(model_types())} types have one: `reshard plans`); give one with --plan"
+    )
+
+
+def _only_fitting(plan: Plan, names: list[str]) -> Plan:
+    """Return the built-in plan if its rules, which speak runtime names, fit the stored names too."""
+    known = {*names, *modules_of(names)}
+    dead = [rule for rule in plan.rules if not any(Matcher([rule]).find(name) for name in known)]
+    if dead:
+        raise PlanError(
+            f"{plan.label}: {dead[0].pattern}: speaks a runtime name, which this checkpoint stores otherwise; "
+            "with --layout checkpoint give a --plan of stored names"
+        )
+    return plan
+
+
+def _refuse_other_layout(
+    plan: Plan, checkpoint: Checkpoint, architecture: Architecture | None, names: list[str], options: Options
+) -> None:
+    """Refuse a plan that fits only the names of the other layout."""
+    if architecture is None or _takes_any(plan.rules, names):
+        return
+    other = "checkpoint" if options.layout == "runtime" else "runtime"
+    other_names = list(build_tensors(checkpoint, architecture, options._replace(layout=other)))
+    if _takes_any(plan.rules, other_names):
+        kind = "stored" if other == "checkpoint" else "runtime"
+        raise PlanError(
+            f"{plan.label}: its rules speak {kind} names, like {other_names[0]}; use --layout {other}, "
+            f"or names like {names[0]}"
+        )
+
+
+def _takes_any(rules: tuple[Rule, ...], names: list[str]) -> bool:
+    matcher = Matcher(rules)
+    return any(matcher.find_for_parameter(name)[0] for name in names)

@@ -1,0 +1,48 @@
+"""What a caller may choose about a split."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from manifests.errors import PlanError
+from reshard.catalogue import PLAN_SOURCES
+
+LAYOUTS = ("runtime", "checkpoint")
+
+
+class Options(NamedTuple):
+    """What a caller may choose.
+
+    Attributes:
+        plan: A plan file, the content of one, or None for the built-in plan.
+        plan_source: Whose built-in plan: "reshard" or "transformers".
+        layout: "runtime" for the names and layout of the running model, "checkpoint" for the stored ones.
+        revision: Of a hub id.
+        subfolder: Of a folder or a hub id.
+        variant: Of the file names (``fp16``).
+        self_contained: Whether every rank's file holds its own copy of the replicated tensors.
+        max_file_nbytes: The most data bytes in one file; 0 for no limit.
+        drop_unused: Whether tensors that the model does not use are left out.
+    """
+
+    plan: Path | str | Mapping[str, Any] | None = None
+    plan_source: str = "reshard"
+    layout: str = "runtime"
+    revision: str = ""
+    subfolder: str = ""
+    variant: str = ""
+    self_contained: bool = False
+    max_file_nbytes: int = 0
+    drop_unused: bool = False
+
+
+def check_options(options: Options) -> None:
+    """Refuse an unknown choice.
+
+    Raises:
+        PlanError: The layout or the plan source is unknown; the message lists the known ones.
+    """
+    if options.layout not in LAYOUTS:
+        raise PlanError(f"layout {options.layout!r}: unknown; known are {', '.join(LAYOUTS)}")
+    if options.plan_source not in PLAN_SOURCES:
+        raise PlanError(f"plan source {options.plan_source!r}: unknown; known are {', '.join(PLAN_SOURCES)}")
