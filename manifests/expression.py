@@ -183,12 +183,17 @@ class _Parser:
 
     def factor(self) -> Factor:
         size = self.formula()
+        if size < 0:
+            raise PlanError(f"{self.text!r}: a factor is {size}; sizes are whole numbers from 0")
         if self.peek() == "*":
             self.take()
             return Factor(size, "tp")
         if self.peek() == "@":
             self.take()
-            return Factor(size, self.take())
+            name = self.take()
+            if not name.isidentifier():
+                raise PlanError(f"{self.text!r}: {name!r} after @ is no name of a mesh axis")
+            return Factor(size, name)
         return Factor(size)
 
 

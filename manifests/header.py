@@ -9,6 +9,7 @@ Source: the format section of the safetensors README (https://github.com/hugging
 import json
 import os
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,6 +120,7 @@ def _load_object(raw: bytes, label: str) -> dict[str, Any]:
         raise CheckpointError(f"{label}: the header does not start with '{{'; this is not a safetensors file")
     try:
         entries = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_pairs)
+        json.dumps(entries, ensure_ascii=False).encode("utf-8")  # an escaped half of a character is no UTF-8 either
     except _DuplicateKeyError as error:
         raise CheckpointError(f"{label}: the header has a duplicate key {error.args[0]!r}") from error
     except (ValueError, RecursionError) as error:
@@ -164,11 +166,15 @@ def _check_tensor(name: str, entry: object, label: str) -> StoredTensor:
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise CheckpointError(f"{label}: {name}: data_offsets {offsets!r} are not two ascending whole numbers")
     begin, end = offsets
+    if prod(shape) * BITS[dtype] % 8:
+        raise CheckpointError(f"{label}: {name}: {dtype} {shape} does not fill whole bytes")
     expected = nbytes(dtype, shape)
     if end - begin != expected:
         raise CheckpointError(
             f"{label}: {name}: {dtype} {shape} takes {expected} bytes, the header gives it {end - begin}"
         )
+    if prod(size for size in shape if size) * BITS[dtype] >= 1 << 64:
+        raise CheckpointError(f"{label}: {name}: the shape {shape} is of more elements than can be addressed")
     return StoredTensor(dtype, tuple(shape), begin, end)
 
 

@@ -12,6 +12,7 @@ mesh axis; the last factor may be a nested axis. Every way in which models pack 
 
 A mesh factors the world: ``(("kv", 3), ("rep", 2))`` places rank ``r`` at kv ``r // 2``, rep ``r % 2``. A factor that
 is not divided over a mesh axis is copied along it, which is all that there is to key and value heads fewer than ranks.
+``*`` divides over all ranks.
 """
 
 from collections.abc import Iterator, Mapping
@@ -116,9 +117,18 @@ def coordinates(mesh: Mesh, rank: int) -> dict[str, int]:
     return dict(reversed(position.items()))
 
 
+def mesh_sizes(mesh: Mesh) -> dict[str, int]:
+    """Return the size of every mesh axis; ``tp`` is all ranks, unless the mesh has an axis of that name.
+
+    >>> mesh_sizes((("kv", 3), ("rep", 2)))
+    {'tp': 6, 'kv': 3, 'rep': 2}
+    """
+    return {"tp": prod(size for _, size in mesh), **dict(mesh)}
+
+
 def misfits(axis: Axis, mesh: Mesh) -> list[Factor]:
     """Return the factors that the mesh does not divide evenly."""
-    sizes = dict(mesh)
+    sizes = mesh_sizes(mesh)
     return [factor for factor in axis.all_factors() if factor.size % sizes.get(factor.on, 1)]
 
 
@@ -131,8 +141,8 @@ def rank_runs(axis: Axis, mesh: Mesh, rank: int) -> Runs:
     >>> rank_runs(packed_axis((4, 4)), (("tp", 2),), 1)
     (Run(src=2, dst=0, length=2, repeat=2, src_step=4, dst_step=2),)
     """
-    sizes = dict(mesh)
-    place = {name: (at, sizes[name]) for name, at in coordinates(mesh, rank).items()}
+    sizes = mesh_sizes(mesh)
+    place = {name: (at, sizes[name]) for name, at in {"tp": rank, **coordinates(mesh, rank)}.items()}
     return fold(_axis_spans(axis, place))
 
 

@@ -81,6 +81,7 @@ class SplitFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         owners: The ranks that open it; none for tensors that no rank needs.
         nbytes: Bytes of the whole file.
         data_offset: Where the data starts, in bytes from the start of the file.
+        header: xxh3-128 of the header text, padding included.
         tensors: What it holds, in order.
     """
 
@@ -88,6 +89,7 @@ class SplitFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     owners: tuple[int, ...]
     nbytes: int
     data_offset: int
+    header: str
     tensors: dict[str, Extent]
 
 
@@ -255,7 +257,7 @@ def decode_manifest(text: bytes, label: str = MANIFEST_NAME) -> Manifest:
                 f"{label}: format version {stamp.version}; this reshard reads version {VERSION}; split again"
             )
         manifest = msgspec.json.decode(text, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ManifestError(f"{label}: not a readable manifest: {error}") from error
     if encode_manifest(manifest) != text:
         raise ManifestError(f"{label}: its content does not match its digest {manifest.digest}; it was changed")

@@ -97,4 +97,5 @@ def part_of(placement: Placement, rank: int) -> tuple[int, ...]:
     [(0,), (0,), (1,), (1,)]
     """
     used = {name for cut in placement.cuts for name in bound_axis(cut.axis).mesh_axes()}
-    return tuple(at for name, at in coordinates(placement.mesh, rank).items() if name in used)
+    at = {"tp": rank, **coordinates(placement.mesh, rank)}
+    return tuple(position for name, position in at.items() if name in used)

@@ -136,6 +136,27 @@ def clip(runs: Runs, lo: int, hi: int) -> Runs:
     return compose(runs, (Run(lo, 0, hi - lo),))
 
 
+def without(runs: Runs, taken: Runs) -> Runs:
+    """Return the runs less those entries whose destinations are destinations of ``taken``.
+
+    >>> expand(without((Run(10, 0, 8),), (Run(0, 2, 3),)))
+    [(10, 0, 2), (15, 5, 3)]
+    """
+    spans: list[Span] = []
+    holes = expand(taken)
+    for src, dst, length in expand(runs):
+        start = dst
+        for _, hole, hole_length in holes[_first_reaching(holes, dst) :]:
+            if hole >= dst + length:
+                break
+            if hole > start:
+                spans.append((src + start - dst, start, hole - start))
+            start = max(start, hole + hole_length)
+        if start < dst + length:
+            spans.append((src + start - dst, start, dst + length - start))
+    return fold(spans)
+
+
 def covers(runs: Runs, size: int) -> bool:
     """Tell whether the destinations are [0, size), each exactly once.
 

@@ -5,12 +5,14 @@ else happens, and every refusal names the file.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from manifests.errors import CheckpointError
 from manifests.header import StoredTensor
+from manifests.manifest import MANIFEST_NAME
 from reshard.folder import Folder, WeightFile
 
 STEMS = ("model", "diffusion_pytorch_model")
@@ -114,6 +116,10 @@ def _find_single(folder: Folder, names: list[str], variant: str) -> str:
     weights = [name for name in names if name.endswith(".safetensors")]
     if variant:
         raise CheckpointError(f"{folder.label}: no weights of the variant {variant!r}; there are {_some(weights)}")
+    if len(weights) == 1 and (part := re.search(r"-\d+-of-(\d+)\.safetensors$", weights[0])) and int(part[1]) > 1:
+        raise CheckpointError(
+            f"{folder.label}: {weights[0]} is one of {int(part[1])} files, and there is no index; download all of them"
+        )
     if len(weights) == 1:
         return weights[0]
     if weights:
@@ -199,7 +205,12 @@ def _read_config(folder: Folder, names: list[str]) -> dict[str, Any]:
 
 
 def _is_carried(name: str) -> bool:
-    if name.startswith(".") or ".safetensors.index" in name or name.endswith("model.bin.index.json"):
+    if (
+        name.startswith(".")
+        or name == MANIFEST_NAME
+        or ".safetensors.index" in name
+        or name.endswith("model.bin.index.json")
+    ):
         return False
     return name.endswith(_CARRIED) or name.upper().startswith(("LICENSE", "NOTICE", "USE_POLICY"))
 

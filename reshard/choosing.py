@@ -19,6 +19,9 @@ from reshard.options import Options
 from reshard.placing import RuntimeTensor
 from reshard.planfile import build_plan, read_plan
 from reshard.plans import Matcher, Plan, anchor_rules, modules_of
+from reshard.sizes import Sizes
+
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 def choose_architecture(checkpoint: Checkpoint, options: Options) -> Architecture | None:
@@ -38,11 +41,16 @@ def build_tensors(
     stored = {name: tensor.stored for name, tensor in checkpoint.tensors.items()}
     if architecture is None or options.layout == "checkpoint":
         return recipe.stored_tensors(stored)
-    return recipe.runtime_tensors(stored, architecture)
+    sizes = Sizes({}, checkpoint.config, architecture.defaults, architecture.aliases)
+    experts = [count for name in EXPERT_COUNTS if (count := sizes.get(name)) is not None]
+    return recipe.runtime_tensors(stored, architecture, experts[0] if experts else None)
 
 
 def find_ties(
-    checkpoint: Checkpoint, architecture: Architecture | None, tensors: Mapping[str, RuntimeTensor]
+    checkpoint: Checkpoint,
+    architecture: Architecture | None,
+    tensors: Mapping[str, RuntimeTensor],
+    options: Options,
 ) -> dict[str, str]:
     """Return the parameters that are another one, stored under one of the two names.
 
@@ -55,7 +63,7 @@ def find_ties(
     for one, other in architecture.ties.items():
         if one in tensors and other in tensors:
             continue
-        if not flag and (one in tensors) != (other in tensors):
+        if not flag and options.layout == "runtime" and (one in tensors) != (other in tensors):
             absent = other if one in tensors else one
             raise CheckpointError(
                 f"{checkpoint.folder.label}: {absent} is not stored, and tie_word_embeddings is false in config.json; "
@@ -92,7 +100,12 @@ def choose_plan(
     prefix = architecture.prefix if architecture else ""
     plan = anchor_rules(given, names, prefix)
     _refuse_other_layout(plan, checkpoint, architecture, names, options)
-    return plan._replace(sizes={**default_sizes(), **plan.sizes}, bindings=default_bindings())
+    known = built_in_plan(architecture) if architecture else None
+    return plan._replace(
+        sizes={**default_sizes(), **plan.sizes},
+        bindings=known.bindings if known else default_bindings(),
+        attributes={**(known.attributes if known else {}), **plan.attributes},
+    )
 
 
 def _no_plan(checkpoint: Checkpoint) -> str:

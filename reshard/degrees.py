@@ -5,7 +5,7 @@ meet their own key and value heads. A head is never cut.
 """
 
 from collections.abc import Iterable, Mapping
-from math import gcd
+from math import gcd, prod
 from typing import NamedTuple
 
 from manifests.layout import Axis, Mesh, misfits
@@ -57,8 +57,9 @@ def choose_mesh(axes: Iterable[Axis], world_size: int) -> Mesh | None:
     ((('kv', 3), ('rep', 3)), None)
     """
     axes = list(axes)
-    groups = gcd(*(factor.size for axis in axes for factor in axis.all_factors() if factor.on == "kv"))
-    for kv in range(min(groups, world_size), 0, -1):
+    factors = [factor for axis in axes for factor in axis.all_factors()]
+    heads = gcd(*(factor.size for factor in factors if factor.on == "kv")) or world_size
+    for kv in range(min(heads, world_size), 0, -1):
         mesh: Mesh = (("kv", kv), ("rep", world_size // kv))
         if world_size % kv == 0 and not any(misfits(axis, mesh) for axis in axes):
             return mesh
@@ -112,6 +113,8 @@ def failing(demands: list[Demand], world_size: int) -> list[Demand]:
 
 
 def _divides(demand: Demand, mesh: Mesh) -> bool:
+    if prod(size for _, size in mesh) == 1:
+        return True
     if misfits(demand.axis, mesh):
         return False
     return dim_runs(demand.placed(mesh), demand.dtype, demand.shape, 0) is not None

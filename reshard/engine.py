@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from manifests.errors import CheckpointError, OutputError
+from manifests.errors import CheckpointError, OutputError, ReshardError
 from manifests.manifest import Link
 from manifests.runs import Runs, clip, expand, fold, invert, numel, whole
 from reshard.program import Copy, Gather, Input, Loop, Move, Program, Scatter, row_major, strided
@@ -63,7 +63,10 @@ def run_program(
         CheckpointError: A source file cannot be read, or became shorter.
         OutputError: A file cannot be written.
     """
-    with _Files(input_paths, os.O_RDONLY) as inputs, _Files(output_paths, os.O_WRONLY) as outputs:
+    with (
+        _Files(input_paths, os.O_RDONLY, CheckpointError) as inputs,
+        _Files(output_paths, os.O_WRONLY, OutputError) as outputs,
+    ):
         readers = _build_readers(program, inputs)
 
         def work(move: Move) -> tuple[tuple[str, ...], ...]:
@@ -83,11 +86,17 @@ def run_program(
 
 
 class _Files:
-    """Open files by position, opened when first needed, each once."""
+    """Open files by position."""
 
-    def __init__(self, paths: Sequence[Path], flags: int) -> None:
+    def __init__(self, paths: Sequence[Path], flags: int, error_type: type[ReshardError]) -> None:
         self.paths = paths
-        self._descriptors = [os.open(path, flags | os.O_CLOEXEC) for path in paths]
+        self._descriptors: list[int] = []
+        for path in paths:
+            try:
+                self._descriptors.append(os.open(path, flags | os.O_CLOEXEC))
+            except OSError as error:
+                self.__exit__()
+                raise error_type(f"{path}: cannot be opened: {error.strerror}") from error
 
     def __enter__(self) -> "_Files":
         return self

@@ -17,7 +17,7 @@ from reshard.program import Program, check_program
 from reshard.publish import check_destination, create_sized, staged, sync_file, write_synced
 from reshard.splitting import TotalProgress, counted
 from reshard.tiles import differing_tiles
-from reshard.verifying import check_file, places_of
+from reshard.verifying import check_carried, check_copies, check_file, places_of
 
 
 class Merged(NamedTuple):
@@ -72,11 +72,14 @@ def merge(
     folder, destination = Path(out), Path(destination)
     manifest = read_manifest(folder)
     problems = [line for file in manifest.files for line in check_file(folder, file, manifest)]
+    problems += [*check_copies(manifest), *check_carried(folder, manifest)]
     if problems:
         raise DamageError(f"{folder}: damaged:\n" + "\n".join(f"  {p}" for p in problems), findings=tuple(problems))
     targets = [_target(file, manifest.source.dropped) for file in manifest.source.files]
     program = _program(manifest, targets)
-    check_program(program, [target.nbytes for target in targets], [len(target.header) for target in targets])
+    check_program(
+        program, [target.nbytes for target in targets], [len(target.header) for target in targets], whole_inputs=False
+    )
     check_destination(destination, sum(target.nbytes for target in targets), force=False)
     with staged(destination, force=False) as staging:
         paths = [staging / target.source.name for target in targets]

@@ -1,12 +1,12 @@
 """From what a split is (placed tensors, files) to the program that makes it, or that takes it apart again."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from manifests.dtypes import atom, atoms, nbytes
 from manifests.manifest import Link, Part, Tensor
 from manifests.placement import dim_runs, part_of
-from manifests.runs import Runs, compose, invert, whole
+from manifests.runs import Runs, compose, invert, numel, whole, without
 from reshard.program import Gather, Input, Move, Program, Scatter, identity_links
 
 
@@ -91,18 +91,11 @@ def merge_moves(
     """
     gathers: dict[str, list[Gather]] = {name: [] for name in targets}
     for name, tensor in tensors.items():
-        taken: set[tuple[int, ...]] = set()
-        for place in places[name]:
-            part_index = part_of(tensor.placement, place.rank)
-            if part_index in taken:
-                continue
-            taken.add(part_index)
-            runs = part_runs(tensor, place.rank)
-            local = Input(
-                name, place.file, place.offset, tuple(map(_extent, runs)), storage(tensor.dtype, tensor.shape)[1]
-            )
+        for place, back in _first_copies(tensor, places[name]):
+            shape = tuple(map(numel, part_runs(tensor, place.rank)))
+            local = Input(name, place.file, place.offset, shape, storage(tensor.dtype, tensor.shape)[1])
             for part in parts_of(name, tensor):
-                links = _links_back(part.links, runs)
+                links = _links_back(part.links, back)
                 if part.source in gathers and links is not None:
                     gathers[part.source].append(Gather(local, links))
     return tuple(
@@ -112,22 +105,40 @@ def merge_moves(
     )
 
 
-def _links_back(links: tuple[Link, ...], runs: tuple[Runs, ...]) -> tuple[Link, ...] | None:
-    """Return the links from a rank's part back to the source, or None if the part holds nothing of it."""
-    back: list[Link] = []
+def _first_copies(tensor: Tensor, places: Iterable[Place]) -> Iterator[tuple[Place, tuple[Runs, ...]]]:
+    """Yield the parts with their runs back into the whole tensor, every entry once: of copies the first is taken."""
+    cut = {cut.dim for cut in tensor.placement.cuts}
+    seen: set[tuple[int, ...]] = set()
+    taken: dict[int, Runs] = {}
+    for place in places:
+        back = [invert(runs) for runs in part_runs(tensor, place.rank)]
+        if len(cut) == 1:
+            # A part may hold copied key and value heads beside query heads of its own: those are left out alone.
+            dim = min(cut)
+            back[dim] = without(back[dim], taken.get(dim, ()))
+            taken[dim] = (*taken.get(dim, ()), *back[dim])
+        if (part := part_of(tensor.placement, place.rank)) not in seen and all(back):
+            yield place, tuple(back)
+        seen.add(part)
+
+
+def _links_back(links: tuple[Link, ...], back: tuple[Runs, ...]) -> tuple[Link, ...] | None:
+    """Return the links from a rank's part to the source, or None if the part holds nothing of it.
+
+    Args:
+        links: From the source to the whole tensor.
+        back: For every dimension, from the part to the whole tensor.
+    """
+    returned: list[Link] = []
     for link in links:
         if link.dst is None:
-            back.append(Link(None, link.src, invert(link.runs)))
+            returned.append(Link(None, link.src, invert(link.runs)))
             continue
-        through = compose(invert(runs[link.dst]), invert(link.runs))
+        through = compose(back[link.dst], invert(link.runs))
         if not through and link.runs:
             return None
-        back.append(Link(link.dst, link.src, through))
-    return tuple(back)
-
-
-def _extent(runs: Runs) -> int:
-    return sum(run.length * run.repeat for run in runs)
+        returned.append(Link(link.dst, link.src, through))
+    return tuple(returned)
 
 
 def _whole(shape: tuple[int, ...]) -> tuple[Runs, ...]:

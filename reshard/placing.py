@@ -17,6 +17,8 @@ from reshard.degrees import Demand, allowed_degrees, by_shape, describe, failing
 from reshard.plans import Matcher, Plan, modules_of
 from reshard.sizes import Sizes
 
+MESH_AXES = frozenset({"tp", "kv", "rep"})
+
 
 class RuntimeTensor(NamedTuple):
     """A tensor of the running model, before it is placed; ``parts`` as in the manifest."""
@@ -183,6 +185,15 @@ class _Resolver:
         axis = self._bind(notation, target, required=bool(rule.layout))
         if axis is None:
             return plain_axis(size)
+        if unknown := axis.mesh_axes() - MESH_AXES:
+            raise PlanError(
+                f"{self.plan.label}: {reference}: the layout {notation} divides over {min(unknown)!r}; "
+                f"known are {', '.join(sorted(MESH_AXES))} (* is tp)"
+            )
+        if not axis.mesh_axes():
+            raise PlanError(
+                f"{self.plan.label}: {reference}: the layout {notation} divides nothing; mark a factor with *"
+            )
         if axis.size != size:
             raise PlanError(
                 f"{self.plan.label}: {reference}: the layout {notation} has {axis.size} elements ({axis}), "
@@ -228,8 +239,9 @@ class _Resolver:
             if rule is None:
                 continue
             style = STYLES[rule.style]
-            weight = demands.get(self._weight_of(module, module))
-            if style.cuts and weight is None:
+            weight_name = self._weight_of(module, module)
+            weight = demands.get(weight_name)
+            if style.cuts and (weight is None or self.rules[weight_name] is not rule):
                 continue
             self.effective.add(rule.pattern)
             if style.before or style.after:

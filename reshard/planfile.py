@@ -42,6 +42,9 @@ def build_plan(document: dict[str, Any], label: str) -> Plan:
     if not rules:
         raise PlanError(f"{label}: has no rules")
     sizes = {name: _formula(value, f"{label}: sizes.{name}") for name, value in tables.get("sizes", {}).items()}
+    for module, table in tables.get("attributes", {}).items():
+        if not isinstance(table, dict):
+            raise PlanError(f"{label}: attributes.{module} is not a table")
     attributes = {
         module: {name: _formula(value, f"{label}: attributes.{module}.{name}") for name, value in table.items()}
         for module, table in tables.get("attributes", {}).items()

@@ -98,7 +98,7 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     _refuse_unsupported_quantization(checkpoint)
     architecture = choose_architecture(checkpoint, options)
     tensors = build_tensors(checkpoint, architecture, options)
-    ties = find_ties(checkpoint, architecture, tensors)
+    ties = find_ties(checkpoint, architecture, tensors, options)
     plan = choose_plan(checkpoint, architecture, tensors, ties, options)
     model = placing.Model(tensors, _sizes(plan, checkpoint, architecture), ties, _scale_blocks(checkpoint))
     resolution = placing.resolve(model, plan, world_size)

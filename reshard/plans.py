@@ -82,14 +82,14 @@ class Matcher:
     """
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        self._root: dict[str, Any] = {}
+        self._root: dict[str | None, Any] = {}
         for rule in rules:
             node = self._root
             for part in rule.pattern.split("."):
                 node = node.setdefault(part, {})
-            if "" in node:
+            if None in node:
                 raise PlanError(f"{rule.pattern}: two rules have this pattern")
-            node[""] = rule
+            node[None] = rule
 
     def find(self, name: str) -> Rule | None:
         """Return the rule whose pattern fits the whole name, the most literal from the left."""
@@ -103,9 +103,9 @@ class Matcher:
         return self.find(name.rpartition(".")[0]), False
 
 
-def _descend(node: Mapping[str, Any], parts: list[str], at: int) -> Rule | None:
+def _descend(node: Mapping[str | None, Any], parts: list[str], at: int) -> Rule | None:
     if at == len(parts):
-        return node.get("")
+        return node.get(None)
     for step in (parts[at], "*"):
         if step in node and (found := _descend(node[step], parts, at + 1)) is not None:
             return found

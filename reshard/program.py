@@ -6,13 +6,14 @@ bytes, which can be printed (`copies`) and checked (`check_program`) without rea
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import NamedTuple
 
 from manifests.errors import ReshardError
 from manifests.manifest import Link
-from manifests.runs import Run, Runs, compose, covers, expand, invert, numel, whole
+from manifests.runs import Run, Runs, compose, covers, expand, invert, numel, whole, without
 
 
 class Input(NamedTuple):
@@ -176,31 +177,34 @@ def copies(move: Move) -> Iterator[tuple[Gather, Scatter, Copy]]:
                 yield gather, scatter, copy
 
 
-def check_program(program: Program, output_nbytes: Sequence[int], data_offsets: Sequence[int]) -> None:
+def check_program(
+    program: Program, output_nbytes: Sequence[int], data_offsets: Sequence[int], *, whole_inputs: bool = True
+) -> None:
     """Prove that the program writes every output byte exactly once and reads every input byte exactly once.
 
     Args:
         program: The program.
         output_nbytes: Bytes of every output file.
         data_offsets: Where the data of every output file starts, in bytes from its start.
+        whole_inputs: Whether inputs must be read whole; copies of what another input holds may be left out otherwise.
 
     Raises:
         ReshardError: It does not; this is a fault of this program, never of the input.
     """
     written: list[list[tuple[int, int]]] = [[] for _ in program.output_files]
-    read: dict[Input, int] = {}
+    read: dict[Input, list[Box]] = {}
     for move in program.moves:
-        _check_gathers(move)
+        _check_tiling([_box(gather.links, len(move.shape)) for gather in move.gathers], move.shape, move.name)
         for gather in move.gathers:
-            read[gather.source] = read.get(gather.source, 0) + _box_numel(gather.links)
+            back = invert_links(gather.links)
+            read.setdefault(gather.source, []).append(_box(back, len(gather.source.shape)))
         for scatter in move.scatters:
             if not all(covers(runs, numel(runs)) for runs in scatter.runs):
                 raise ReshardError(f"{move.name}: a part in {program.output_files[scatter.file]} is not written once")
             nbytes = prod(numel(runs) for runs in scatter.runs) * move.item_nbytes
             written[scatter.file].append((scatter.offset, scatter.offset + nbytes))
-    for source, atoms in read.items():
-        if atoms != prod(source.shape):
-            raise ReshardError(f"{source.name}: {atoms} atoms are read, it has {prod(source.shape)}")
+    for source, boxes in read.items():
+        _check_tiling(boxes, source.shape, source.name, fill=whole_inputs)
     for file, extents in enumerate(written):
         end = data_offsets[file]
         for begin, stop in sorted(extents):
@@ -209,33 +213,55 @@ def check_program(program: Program, output_nbytes: Sequence[int], data_offsets: 
             end = stop
         if end != output_nbytes[file]:
             raise ReshardError(f"{program.output_files[file]}: written up to {end} of {output_nbytes[file]} bytes")
+    for move in program.moves:
+        _check_parts([tuple(invert(runs) for runs in scatter.runs) for scatter in move.scatters], move)
 
 
-def _box_numel(links: tuple[Link, ...]) -> int:
-    return prod(numel(link.runs) for link in links)
+Box = tuple[Runs, ...]
+"""For every dimension the entries that are taken, as the destinations of runs."""
 
 
-def _check_gathers(move: Move) -> None:
-    """Check that the parts are disjoint boxes that fill the tensor."""
-    filled = sum(_box_numel(gather.links) for gather in move.gathers)
-    if filled != prod(move.shape):
-        raise ReshardError(f"{move.name}: its parts fill {filled} atoms of {prod(move.shape)}")
-    boxes = [
-        tuple(next(link.runs for link in gather.links if link.dst == dim) for dim in range(len(move.shape)))
-        for gather in move.gathers
-        if _box_numel(gather.links)
-    ]
-    open_boxes: list[tuple[Runs, ...]] = []
-    for box in sorted(boxes, key=_bounds):
-        open_boxes = [other for other in open_boxes if _bounds(other)[1] > _bounds(box)[0]]
+def _box(links: tuple[Link, ...], ndim: int) -> Box:
+    return tuple(next((link.runs for link in links if link.dst == dim), ()) for dim in range(ndim))
+
+
+def _check_parts(parts: list[Box], move: Move) -> None:
+    """Check that the parts, over all ranks, hold the whole tensor; entries may be copied to several."""
+    boxes = list(dict.fromkeys(parts))
+    differing = [dim for dim in range(len(move.shape)) if len({box[dim] for box in boxes}) > 1]
+    if len(differing) == 1:
+        dim = differing[0]
+        taken: Runs = ()
+        for position, box in enumerate(boxes):
+            left = without(box[dim], taken)
+            taken = (*taken, *left)
+            boxes[position] = (*box[:dim], left, *box[dim + 1 :])
+    _check_tiling(boxes, move.shape, move.name)
+
+
+def _check_tiling(boxes: list[Box], shape: tuple[int, ...], name: str, *, fill: bool = True) -> None:
+    """Check that boxes lie in a tensor, do not overlap, and fill it."""
+    boxes = [box for box in boxes if all(box)]
+    filled = sum(prod(map(numel, box)) for box in boxes)
+    if filled != prod(shape) and fill:
+        raise ReshardError(f"{name}: its parts make up {filled} atoms of {prod(shape)}")
+    for box in boxes:
+        for runs, size in zip(box, shape, strict=True):
+            lowest, highest = _bounds(runs)
+            if lowest < 0 or highest > size:
+                raise ReshardError(f"{name}: a part reaches from {lowest} to {highest} of a dimension of {size}")
+    open_boxes: list[Box] = []
+    for box in sorted(boxes, key=lambda box: _bounds(box[0]) if box else (0, 1)):
+        open_boxes = [other for other in open_boxes if not box or _bounds(other[0])[1] > _bounds(box[0])[0]]
         if any(all(_overlap(a, b) for a, b in zip(box, other, strict=True)) for other in open_boxes):
-            raise ReshardError(f"{move.name}: two of its parts overlap")
+            raise ReshardError(f"{name}: two of its parts overlap")
         open_boxes.append(box)
 
 
-def _bounds(box: tuple[Runs, ...]) -> tuple[int, int]:
-    """Return where the box starts and ends along the first dimension."""
-    spans = expand(box[0]) if box else [(0, 0, 1)]
+@lru_cache(maxsize=4096)
+def _bounds(runs: Runs) -> tuple[int, int]:
+    """Return the first destination and the one after the last."""
+    spans = expand(runs)
     return spans[0][1], spans[-1][1] + spans[-1][2]
 
 

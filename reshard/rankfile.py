@@ -146,4 +146,5 @@ def build_file(name: str, owners: tuple[int, ...], shards: list[Shard], metadata
 def _file_order(shard: Shard) -> tuple[bool, int, object]:
     unaligned = shard.nbytes % ALIGNMENT != 0
     item_nbytes = atom(shard.dtype)[1]
-    return unaligned, -item_nbytes if unaligned else 0, natural_key(shard.name)
+    alignment = item_nbytes & -item_nbytes
+    return unaligned, -alignment if unaligned else 0, natural_key(shard.name)

@@ -35,15 +35,18 @@ def stored_tensors(tensors: Mapping[str, StoredTensor]) -> dict[str, RuntimeTens
     return {name: RuntimeTensor(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 
-def runtime_tensors(tensors: Mapping[str, StoredTensor], architecture: Architecture) -> dict[str, RuntimeTensor]:
+def runtime_tensors(
+    tensors: Mapping[str, StoredTensor], architecture: Architecture, experts: int | None = None
+) -> dict[str, RuntimeTensor]:
     """Return the tensors of the running model.
 
     Args:
         tensors: The stored tensors by name.
         architecture: The class that will run.
+        experts: How many experts a layer has, as its configuration says.
 
     Raises:
-        CheckpointError: Stored tensors that should be joined do not fit together.
+        CheckpointError: Stored tensors that should be joined do not fit together, or one is missing.
     """
     made: dict[str, RuntimeTensor] = {}
     joined: dict[str, tuple[Converter, list[list[str]]]] = {}
@@ -62,7 +65,8 @@ def runtime_tensors(tensors: Mapping[str, StoredTensor], architecture: Architect
         else:
             _add(made, renamed, _as_it_is(name, renamed, tensors[name]))
     for target, (converter, names) in joined.items():
-        _add(made, target, _join(target, converter, names, tensors))
+        _add(made, target, _join(target, converter, names, tensors, experts))
+    _check_siblings(architecture, joined)
     return _under_prefix(made, architecture)
 
 
@@ -98,8 +102,29 @@ def _convert(name: str, converter: Converter) -> tuple[str, int]:
     return "", 0
 
 
+def _check_siblings(architecture: Architecture, joined: Mapping[str, tuple[Converter, list[list[str]]]]) -> None:
+    """Check that a module has all of its joined tensors or none: one of which nothing is stored is noticed here."""
+    modules: dict[str, dict[str, list[Converter]]] = {}
+    for target, (converter, _) in joined.items():
+        parent = converter.target.rpartition(".")[0]
+        modules.setdefault(parent, {}).setdefault(target.rpartition(".")[0], []).append(converter)
+    for parent, found in modules.items():
+        expected = [converter for converter in architecture.converters if converter.target.rpartition(".")[0] == parent]
+        for module, converters in found.items():
+            for converter in expected:
+                if converter not in converters:
+                    raise CheckpointError(
+                        f"{module}{converter.target.removeprefix(parent)}: is made of {', '.join(converter.sources)}; "
+                        "none is stored"
+                    )
+
+
 def _join(
-    target: str, converter: Converter, names: list[list[str]], tensors: Mapping[str, StoredTensor]
+    target: str,
+    converter: Converter,
+    names: list[list[str]],
+    tensors: Mapping[str, StoredTensor],
+    experts: int | None,
 ) -> RuntimeTensor:
     groups = [[_lazy(name, tensors[name]) for name in group] for group in names]
     if not all(groups):
@@ -109,12 +134,12 @@ def _join(
         )
     for operation, dim in converter.operations:
         if operation == "stack":
-            counts = [len(group) for group in groups]
-            if len(set(counts)) > 1:
-                raise CheckpointError(
-                    f"{target}: is stacked from {' and '.join(map(str, counts))} tensors; some are missing"
-                )
+            lengths = [len(group) for group in groups]
             groups = [[stack(group, dim, target)] for group in groups]
+            if len({*lengths, experts or lengths[0]}) > 1:
+                expected = f", config.json says {experts}" if experts is not None else ""
+                counts = " and ".join(map(str, lengths))
+                raise CheckpointError(f"{target}: is stacked from {counts} tensors{expected}; some are missing")
         else:
             groups = [[concatenate([lazy for group in groups for lazy in group], dim, target)]]
     if len(groups) != 1 or len(groups[0]) != 1:

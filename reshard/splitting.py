@@ -178,6 +178,7 @@ def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str])
                 owners=file.owners,
                 nbytes=file.nbytes,
                 data_offset=len(file.header),
+                header=xxhash.xxh3_128_hexdigest(file.header[8:]),
                 tensors={
                     name: Extent(stored.begin, stored.nbytes, tiles[position, name])
                     for name, stored in file.tensors.items()

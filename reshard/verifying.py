@@ -9,8 +9,8 @@ import xxhash
 
 from manifests.errors import CheckpointError, DamageError, ReshardError
 from manifests.header import read_header
-from manifests.manifest import Manifest, SplitFile, read_manifest
-from manifests.placement import local_shape
+from manifests.manifest import Extent, Manifest, SplitFile, read_manifest
+from manifests.placement import local_shape, part_of
 from reshard.moves import Place, build_input, build_program, split_moves
 from reshard.program import check_program
 from reshard.splitting import TotalProgress, counted
@@ -47,14 +47,13 @@ def verify(out: str | Path, *, jobs: int = 2, progress: TotalProgress | None = N
     """
     folder = Path(out)
     manifest = read_manifest(folder)
-    findings = [*_check_coverage(manifest)]
+    findings = [*_check_coverage(manifest), *check_copies(manifest), *check_carried(folder, manifest)]
     readable = []
     for file in manifest.files:
         problems = list(check_file(folder, file, manifest))
         findings += problems
         if not problems:
             readable.append(file)
-    findings += _check_carried(folder, manifest)
     total = sum(file.nbytes - file.data_offset for file in readable)
     report = counted(progress, total)
     with ThreadPoolExecutor(max(jobs, 1)) as pool:
@@ -85,7 +84,7 @@ def check_file(folder: Path, file: SplitFile, manifest: Manifest) -> Iterator[st
     key = (header.metadata or {}).get("reshard.key")
     if key != manifest.key:
         yield f"{file.name}: belongs to another split: its key is {key}, {manifest.key} expected"
-    if header.data_offset != file.data_offset or set(header.tensors) != set(file.tensors):
+    if xxhash.xxh3_128_hexdigest(header.raw) != file.header or set(header.tensors) != set(file.tensors):
         yield f"{file.name}: its header is not the one that was written"
         return
     rank = file.owners[0] if file.owners else 0
@@ -149,7 +148,19 @@ def _check_tiles(folder: Path, file: SplitFile, progress: Callable[[int], None] 
                 yield f"{file.name}: {name}: bytes {begin} to {end} of the tensor are not those that were written"
 
 
-def _check_carried(folder: Path, manifest: Manifest) -> Iterator[str]:
+def check_copies(manifest: Manifest) -> Iterator[str]:
+    """Yield the parts that should be copies of each other and are not."""
+    first: dict[tuple[str, tuple[int, ...]], tuple[str, Extent]] = {}
+    for file in manifest.files:
+        for name, extent in file.tensors.items():
+            part = part_of(manifest.tensors[name].placement, file.owners[0] if file.owners else 0)
+            other, copy = first.setdefault((name, part), (file.name, extent))
+            if copy.tiles != extent.tiles:
+                yield f"{file.name}: {name}: differs from its copy in {other}"
+
+
+def check_carried(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """Yield the carried files that are not what was carried over."""
     for name, expected in manifest.carried.items():
         try:
             content = (folder / name).read_bytes()

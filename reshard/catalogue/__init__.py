@@ -87,12 +87,12 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture | None:
         PlanError: The type is known, the class is not.
     """
     model_type = config.get("model_type")
-    entry = exported()["types"].get(model_type) if isinstance(model_type, str) else None
-    if entry is None:
+    if not isinstance(model_type, str) or model_type not in exported()["types"]:
         return None
+    entry = exported()["types"][model_type]
     names = config.get("architectures") or []
     named = names[0] if isinstance(names, list) and names else ""
-    name = _known_class(named, entry["classes"])
+    name = _known_class(named, model_type, entry["classes"])
     if not name:
         raise PlanError(
             f"config.json: {named or 'no class in architectures'}: not a known class of {model_type}; "
@@ -118,12 +118,16 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture | None:
     )
 
 
-def _known_class(name: str, classes: Mapping[str, Any]) -> str:
-    """Return the class as transformers names it; code published with a model has names of its own for the same."""
+def _known_class(name: str, model_type: str, classes: Mapping[str, Any]) -> str:
+    """Return the class as transformers names it.
+
+    Some types run as another type's classes and are published under names of their own (ExaoneForCausalLM).
+    """
     if name in classes:
         return name
-    alike = [known for known in classes if name.endswith("ForCausalLM") and known.endswith("ForCausalLM")]
-    return alike[0] if len(alike) == 1 else ""
+    own = name.lower() == f"{model_type.replace('_', '')}forcausallm"
+    alike = [known for known in classes if known.endswith("ForCausalLM")]
+    return alike[0] if own and len(alike) == 1 else ""
 
 
 def built_in_plan(architecture: Architecture, source: str = "reshard") -> Plan:
