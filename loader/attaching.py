@@ -1,6 +1,7 @@
 """Attaching: gives a module the parameters and buffers of its rank's shard."""
 
 from collections.abc import Callable
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -34,7 +35,9 @@ def attach(module: nn.Module, shard: Shard, *, convert: Convert | None = None) -
         owner, leaf = _owner(module, name)
         source_owner, source_leaf = _owner(module, source)
         owner.register_parameter(leaf, source_owner.get_parameter(source_leaf))
-    _set_attributes(module, shard)
+    for name, values in shard.manifest.attributes.items():
+        for attribute, value in values.items():
+            _set_attribute(module.get_submodule(name), attribute, value)
 
 
 def _check(module: nn.Module, shard: Shard) -> None:
@@ -55,6 +58,7 @@ def _check(module: nn.Module, shard: Shard) -> None:
         problems += [f"{n}: tied, but no parameter of the model" for n in (name, source) if n not in parameters]
     stranded = [name for name, buffer in buffers.items() if buffer.is_meta and name not in shard]
     problems += [f"{name}: a buffer without values (on meta), and in no file" for name in stranded]
+    problems += _missing_attributes(module, shard)
     if problems:
         shown = "\n".join(f"  {problem}" for problem in problems[:20])
         more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
@@ -83,24 +87,28 @@ def _set(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
         owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
 
 
-def _set_attributes(module: nn.Module, shard: Shard) -> None:
+def _missing_attributes(module: nn.Module, shard: Shard) -> list[str]:
+    """Return what is wrong with the attributes that the split sets."""
+    problems: list[str] = []
+    modules = dict(module.named_modules(remove_duplicate=False))
     for name, values in shard.manifest.attributes.items():
-        owner = module.get_submodule(name)
-        for attribute, value in values.items():
-            _set_attribute(owner, name, attribute, value)
+        for attribute in values:
+            try:
+                attrgetter(attribute)(modules[name])
+            except (KeyError, AttributeError):
+                problems.append(f"{name}.{attribute}: set by the split, but no attribute of the model")
+    return problems
 
 
-def _set_attribute(owner: nn.Module, module_name: str, attribute: str, value: int) -> None:
+def _set_attribute(owner: nn.Module, attribute: str, value: int) -> None:
     head, _, inner = attribute.partition(".")
-    if not hasattr(owner, head) or (inner and not hasattr(getattr(owner, head), inner)):
-        raise LoadError(f"{module_name}: {type(owner).__name__} has no attribute {attribute}, which the plan sets")
-    if inner:
-        current = getattr(owner, head)
-        changed = current if isinstance(current, LocalView) else LocalView(current)
-        changed.set_local(inner, value)
-        setattr(owner, head, changed)
-    else:
+    if not inner:
         setattr(owner, head, value)
+        return
+    current = getattr(owner, head)
+    view = current if isinstance(current, LocalView) else LocalView(current)
+    view.set_local(inner, value)
+    setattr(owner, head, view)
 
 
 class LocalView:

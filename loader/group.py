@@ -1,73 +1,85 @@
 """The group of ranks: starting it, and agreeing through its store that all can go on."""
 
 import os
-from collections import Counter
+from itertools import count
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from manifests.errors import LoadError
-from manifests.manifest import Manifest
+from manifests.manifest import Manifest, read_manifest
 
-_agreements: Counter[str] = Counter()
+_agreements = count()
+"""Loads of this process; all ranks load in the same order."""
 
 
-def ensure_group(manifest: Manifest, group: dist.ProcessGroup | None, device: torch.device) -> dist.ProcessGroup | None:
+def join_group(folder: Path, group: dist.ProcessGroup | None, device: torch.device) -> dist.ProcessGroup | None:
     """Return the group to compute in, started from torchrun's environment if there is none.
 
     Args:
-        manifest: The split's manifest.
+        folder: The split; its number of ranks is compared before a group is started.
         group: A group to use, or None for the default one.
         device: Decides the backend: gloo for a CPU, nccl for CUDA.
 
     Returns:
-        The group; None for a split of one rank in a process without a group.
+        The group; None in a process of its own, which a split for one rank needs only.
 
     Raises:
-        LoadError: The number of processes is not the split's number of ranks.
+        ManifestError: No group is started yet, and the folder holds no finished split.
+        LoadError: No group is started yet, and the number of processes is not the split's number of ranks.
     """
-    expected = manifest.world_size
-    if group is None and not dist.is_initialized():
-        started = int(os.environ.get("WORLD_SIZE", "1"))
-        if started != expected:
-            raise LoadError(
-                f"the split is for {expected} ranks, {started} processes were started; "
-                f"use torchrun --nproc-per-node {expected}, or split with --tp {started}"
-            )
-        if expected == 1:
-            return None
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    group = group or dist.group.WORLD
-    size = dist.get_world_size(group)
-    if size != expected:
+    if group is not None or dist.is_initialized():
+        return group or dist.group.WORLD
+    expected = read_manifest(folder).world_size
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if started != expected:
         raise LoadError(
-            f"the split is for {expected} ranks, the process group has {size}; "
-            f"start {expected} processes, or split with --tp {size}"
+            f"the split is for {expected} ranks, {started} processes were started; "
+            f"use torchrun --nproc-per-node {expected}, or split with --tp {started}"
         )
-    return group
+    if expected > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        return dist.group.WORLD
+    return None
 
 
-def agree(group: dist.ProcessGroup | None, topic: str, problem: str = "") -> None:
+def check_world_size(manifest: Manifest, group: dist.ProcessGroup | None) -> None:
+    """Compare a split's number of ranks with the group's.
+
+    Raises:
+        LoadError: They differ.
+    """
+    size = 1 if group is None else dist.get_world_size(group)
+    if size != manifest.world_size:
+        raise LoadError(
+            f"the split is for {manifest.world_size} ranks, the process group has {size}; "
+            f"start {manifest.world_size} processes, or split with --tp {size}"
+        )
+
+
+def agree(group: dist.ProcessGroup | None, key: str, problem: str = "") -> None:
     """Tell all ranks whether this one can go on, and learn whether they can. Not a collective: it uses the store.
 
     Args:
         group: The ranks; without one there is nobody to agree with.
-        topic: What is agreed on; the same on all ranks.
+        key: The split's key, which must be the same on all ranks.
         problem: Why this rank cannot go on, or empty.
 
     Raises:
-        LoadError: Another rank cannot go on; the message has its reason.
+        LoadError: Another rank cannot go on, for the reason in the message, or has another split.
     """
     if group is None:
         return
     store = group.get_group_store()
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    _agreements[topic] += 1
-    prefix = f"reshard/{topic}/{_agreements[topic]}"
-    store.set(f"{prefix}/{rank}", problem)
+    prefix = f"reshard/load/{next(_agreements)}"
+    store.set(f"{prefix}/{rank}", f"{key}\n{problem}")
     if problem:
         return
     for other in range(size):
-        reason = store.get(f"{prefix}/{other}").decode()
+        other_key, _, reason = store.get(f"{prefix}/{other}").decode().partition("\n")
         if reason:
             raise LoadError(f"rank {other} cannot go on: {reason}")
+        if other_key != key:
+            raise LoadError(f"rank {other} has another split: its key is {other_key}, rank {rank}'s {key}")

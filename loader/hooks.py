@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from loader import steps
+from loader.group import check_world_size
 from manifests.errors import LoadError
 from manifests.manifest import Manifest, Module
 
@@ -57,14 +58,11 @@ def check_group(manifest: Manifest, group: dist.ProcessGroup | None) -> dist.Pro
     """
     if not dist.is_initialized():
         raise LoadError(f"the split is for {manifest.world_size} ranks; start a process group or run under torchrun")
-    group = group or dist.group.WORLD
-    size = dist.get_world_size(group)
-    if group is None or size != manifest.world_size:
-        raise LoadError(
-            f"the split is for {manifest.world_size} ranks, the process group has {size}; "
-            f"start {manifest.world_size} processes, or split with --tp {size}"
-        )
-    return group
+    chosen = group or dist.group.WORLD
+    if chosen is None:
+        raise LoadError("the process group was destroyed; start it again")
+    check_world_size(manifest, chosen)
+    return chosen
 
 
 def _refuse_compiled(module: nn.Module) -> None:
@@ -85,6 +83,11 @@ def _has(module: nn.Module, name: str) -> bool:
 def _install(module: nn.Module, entry: Module, group: dist.ProcessGroup) -> list[RemovableHandle]:
     if entry.before == "mask_ids":
         masked = steps.MaskedIds(entry.axis, group)
+        if getattr(module, "max_norm", None) is not None:
+            raise LoadError(f"{type(module).__name__}: max_norm rescales rows in place, which its split cannot")
+        if getattr(module, "padding_idx", None) is not None:
+            # It only stops gradients, of which there are none; torch wants it among the rank's own rows.
+            module.padding_idx = None
         return [
             module.register_forward_pre_hook(masked.before, with_kwargs=True),
             module.register_forward_hook(masked.after),

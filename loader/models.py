@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from loader.attaching import Convert, attach
-from loader.group import agree, ensure_group
+from loader.group import agree, check_world_size, join_group
 from loader.guard import align_sampling, refuse_unsafe
 from loader.hooks import install_hooks
 from loader.mapping import TORCH_DTYPES
@@ -54,18 +54,20 @@ def load_model(
     """
     folder, device = Path(out), torch.device(device or "cpu")
     started = time.perf_counter()
-    manifest = read_manifest(folder)
-    group = ensure_group(manifest, group, device)
-    rank = dist.get_rank(group) if group is not None else 0
+    group = join_group(folder, group, device)
+    manifest: Manifest | None = None
     try:
+        manifest = read_manifest(folder)
+        check_world_size(manifest, group)
+        rank = dist.get_rank(group) if group is not None else 0
         shard = open_shard(folder, rank, device)
         opened = time.perf_counter()
-        model = build_model(folder, manifest, dtype or stored_dtype(manifest), config)
+        model = build_model(folder, manifest, dtype or stored_dtype(manifest), dict(config))
         built = time.perf_counter()
         attach(model, shard, convert=_converter(model, dtype))
         model.to(device)
     except BaseException as error:
-        agree(group, manifest.key, f"{type(error).__name__}: {error}")
+        agree(group, manifest.key if manifest else "", f"{type(error).__name__}: {error}")
         raise
     agree(group, manifest.key)
     install_hooks(model, manifest, group)
@@ -105,11 +107,12 @@ def build_model(folder: Path, manifest: Manifest, dtype: torch.dtype, config_val
     model_class = getattr(transformers, entry.architecture, None)
     if model_class is None:
         raise LoadError(f"{folder}: transformers {transformers.__version__} has no class {entry.architecture}")
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    attention = {k: config_values.pop(k) for k in ("attn_implementation",) if k in config_values}
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **config_values)
     if getattr(config, "quantization_config", None) is not None:
         raise LoadError(f"{folder}: a quantized model is not built yet; use loader.open_shard for its tensors")
     with no_init_weights(), parameters_on_meta():
-        model = model_class._from_config(config, dtype=dtype, **config_values)
+        model = model_class._from_config(config, dtype=dtype, **attention)
     if model.can_generate() and (folder / "generation_config.json").exists():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
     return model.eval()

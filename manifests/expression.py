@@ -130,8 +130,6 @@ class _Parser:
             elif self.peek() == "*" and self.peek(1) not in (",", ")", ""):
                 self.take()
                 value *= self._operand(unknown)
-            elif self.peek().isidentifier() and self.peek(-1).isdecimal():
-                value *= self._operand(unknown)
             else:
                 return value
 
@@ -145,7 +143,8 @@ class _Parser:
     def _operand(self, unknown: list[str]) -> int:
         token = self.take()
         if token.isdecimal():
-            return int(token)
+            # A number directly before a name is one operand: 16 / 4hd divides by 4 * hd.
+            return int(token) * (self._operand(unknown) if self.peek().isidentifier() else 1)
         if not (token[0].isalpha() or token[0] == "_"):
             raise PlanError(f"{self.text!r}: {token!r} is no number and no name")
         value = self.lookup(token)

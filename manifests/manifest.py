@@ -264,6 +264,14 @@ def decode_manifest(text: bytes, label: str = MANIFEST_NAME) -> Manifest:
     return manifest
 
 
+def is_split(folder: Path) -> bool:
+    """Tell whether a folder holds a split, of this or another version of the format."""
+    try:
+        return msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=_Stamp).format == FORMAT
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return False
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a split.
 

@@ -70,6 +70,8 @@ def open_checkpoint(folder: Folder, variant: str = "") -> Checkpoint:
         raise CheckpointError(f"{folder.label}: a split already; `reshard merge` gives back its source")
     if "adapter_config.json" in names and not any(_single(names, stem, variant) for stem in STEMS):
         raise CheckpointError(f"{folder.label}: an adapter (adapter_config.json), which is not split; merge it first")
+    if "quantize_config.json" in names:
+        raise CheckpointError(f"{folder.label}: quantized (quantize_config.json); of such formats only fp8 is split")
     index = _find_index(names, variant)
     weight_map = _read_index(folder, index) if index else {}
     chosen = sorted(set(weight_map.values())) if index else [_find_single(folder, names, variant)]
@@ -119,6 +121,10 @@ def _find_single(folder: Folder, names: list[str], variant: str) -> str:
     if len(weights) == 1 and (part := re.search(r"-\d+-of-(\d+)\.safetensors$", weights[0])) and int(part[1]) > 1:
         raise CheckpointError(
             f"{folder.label}: {weights[0]} is one of {int(part[1])} files, and there is no index; download all of them"
+        )
+    if len(weights) == 1 and (named := re.fullmatch(rf"(?:{'|'.join(STEMS)})\.([\w-]+)\.safetensors", weights[0])):
+        raise CheckpointError(
+            f"{folder.label}: holds only the variant {named[1]!r}; ask for it with --variant {named[1]}"
         )
     if len(weights) == 1:
         return weights[0]

@@ -58,7 +58,7 @@ def choose_mesh(axes: Iterable[Axis], world_size: int) -> Mesh | None:
     """
     axes = list(axes)
     factors = [factor for axis in axes for factor in axis.all_factors()]
-    heads = gcd(*(factor.size for factor in factors if factor.on == "kv")) or world_size
+    heads = gcd(*(factor.size for factor in factors if factor.on == "kv")) or 1
     for kv in range(min(heads, world_size), 0, -1):
         mesh: Mesh = (("kv", kv), ("rep", world_size // kv))
         if world_size % kv == 0 and not any(misfits(axis, mesh) for axis in axes):

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import xxhash
 
 from manifests.dtypes import nbytes as tensor_nbytes
@@ -14,10 +15,10 @@ from manifests.manifest import Manifest, SourceFile, SplitFile, read_manifest
 from reshard.engine import Hashes, run_program
 from reshard.moves import Place, build_program, merge_moves
 from reshard.program import Program, check_program
-from reshard.publish import check_destination, create_sized, staged, sync_file, write_synced
+from reshard.publish import check_apart, check_destination, create_sized, staged, sync_file, write_synced
 from reshard.splitting import TotalProgress, counted
 from reshard.tiles import differing_tiles
-from reshard.verifying import check_carried, check_copies, check_file, places_of
+from reshard.verifying import check_carried, check_copies, check_file, check_tiles, places_of
 
 
 class Merged(NamedTuple):
@@ -80,6 +81,7 @@ def merge(
     check_program(
         program, [target.nbytes for target in targets], [len(target.header) for target in targets], whole_inputs=False
     )
+    check_apart(destination, folder)
     check_destination(destination, sum(target.nbytes for target in targets), force=False)
     with staged(destination, force=False) as staging:
         paths = [staging / target.source.name for target in targets]
@@ -88,6 +90,7 @@ def merge(
         inputs = [folder / file.name for file in manifest.files]
         hashes = run_program(program, inputs, paths, jobs=jobs, progress=counted(progress, program.nbytes_read))
         _check_hashes(manifest, program, hashes)
+        _check_unread(folder, manifest, hashes)
         for path in paths:
             sync_file(path)
         _write_index(manifest, staging)
@@ -141,6 +144,17 @@ def _check_hashes(manifest: Manifest, program: Program, hashes: Hashes) -> None:
     for move, written in zip(program.moves, hashes.written, strict=True):
         for begin, end in differing_tiles(expected[move.name], written[0], move.nbytes):
             findings.append(f"{move.name}: bytes {begin} to {end} are not those that the split read")
+    if findings:
+        raise DamageError("merge: damaged:\n" + "\n".join(f"  {line}" for line in findings), findings=tuple(findings))
+
+
+def _check_unread(folder: Path, manifest: Manifest, hashes: Hashes) -> None:
+    """Check the copies that no source tensor was made from."""
+    read = {(source.file, source.name) for source in hashes.read}
+    findings: list[str] = []
+    for position, file in enumerate(manifest.files):
+        unread = {name: extent for name, extent in file.tensors.items() if (position, name) not in read}
+        findings += check_tiles(folder, msgspec.structs.replace(file, tensors=unread))
     if findings:
         raise DamageError("merge: damaged:\n" + "\n".join(f"  {line}" for line in findings), findings=tuple(findings))
 

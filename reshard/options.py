@@ -44,5 +44,7 @@ def check_options(options: Options) -> None:
     """
     if options.layout not in LAYOUTS:
         raise PlanError(f"layout {options.layout!r}: unknown; known are {', '.join(LAYOUTS)}")
+    if options.max_file_nbytes < 0:
+        raise PlanError(f"max_file_nbytes: {options.max_file_nbytes} is no size; 0 is no limit")
     if options.plan_source not in PLAN_SOURCES:
         raise PlanError(f"plan source {options.plan_source!r}: unknown; known are {', '.join(PLAN_SOURCES)}")

@@ -252,6 +252,8 @@ class _Resolver:
     def _check_rules_used(self) -> None:
         dead = [rule for rule in self.plan.rules if rule.pattern not in self.effective]
         if not dead or not (self.plan.exhaustive or len(dead) == len(self.plan.rules)):
+            for rule in dead:
+                self.notes[f"the rule {rule.pattern} = {rule.style} takes nothing in this model"] = None
             return
         lines = "\n".join(f"  {rule.pattern} = {rule.style}" for rule in dead)
         example = next(iter(self.tensors), "")

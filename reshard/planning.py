@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from manifests.errors import CheckpointError
+from manifests.errors import CheckpointError, PlanError
 from manifests.manifest import TILE_NBYTES, VERSION, Model, Tensor, digest_of
 from manifests.styles import STYLES
 from reshard import placing
@@ -20,6 +20,8 @@ from reshard.plans import Plan
 from reshard.program import Program, check_program
 from reshard.rankfile import FileOptions, PlannedFile, plan_files
 from reshard.sizes import Sizes
+
+MAX_RANKS = 1 << 16
 
 
 class SplitPlan(NamedTuple):
@@ -102,6 +104,8 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     plan = choose_plan(checkpoint, architecture, tensors, ties, options)
     model = placing.Model(tensors, _sizes(plan, checkpoint, architecture), ties, _scale_blocks(checkpoint))
     resolution = placing.resolve(model, plan, world_size)
+    if world_size > MAX_RANKS:
+        raise PlanError(f"tp: {world_size} ranks; {MAX_RANKS} at most, a file each")
     dropped = tuple(name for name, tensor in tensors.items() if tensor.unused) if options.drop_unused else ()
     kept = {name: tensor for name, tensor in resolution.tensors.items() if name not in dropped}
     key = _key(checkpoint, resolution, kept, world_size, options)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from manifests.errors import OutputError
-from manifests.manifest import MANIFEST_NAME
+from manifests.manifest import is_split
 
 
 def check_destination(destination: Path, nbytes: int, *, force: bool) -> None:
@@ -33,10 +33,8 @@ def check_destination(destination: Path, nbytes: int, *, force: bool) -> None:
             )
         if not destination.is_dir() or destination.is_symlink():
             raise OutputError(f"{destination}: is no folder; --force replaces a folder only")
-        if any(destination.iterdir()) and not (destination / MANIFEST_NAME).exists():
-            raise OutputError(
-                f"{destination}: holds no manifest.json, so it is not ours to replace; remove it yourself"
-            )
+        if any(destination.iterdir()) and not is_split(destination):
+            raise OutputError(f"{destination}: holds no split, so it is not ours to replace; remove it yourself")
     parent = _existing_parent(destination)
     if not parent.is_dir():
         raise OutputError(f"{destination}: {parent} is not a folder")
@@ -46,6 +44,17 @@ def check_destination(destination: Path, nbytes: int, *, force: bool) -> None:
     free = status.f_bavail * status.f_frsize
     if free < nbytes:
         raise OutputError(f"{destination}: {nbytes} bytes are needed, {free} are free there")
+
+
+def check_apart(destination: Path, source: Path) -> None:
+    """Refuse a destination that is the source, lies in it, or holds it.
+
+    Raises:
+        OutputError: The one is part of the other.
+    """
+    inner, outer = destination.resolve(), source.resolve()
+    if inner == outer or outer in inner.parents or inner in outer.parents:
+        raise OutputError(f"{destination}: overlaps with the source {source}; choose a folder beside it")
 
 
 def _existing_parent(path: Path) -> Path:

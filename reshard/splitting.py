@@ -23,7 +23,7 @@ from reshard.engine import Hashes, run_program
 from reshard.folder import LocalFolder
 from reshard.options import Options
 from reshard.planning import SplitPlan, default_output, locate, plan_split
-from reshard.publish import check_destination, create_sized, staged, sync_file, write_synced
+from reshard.publish import check_apart, check_destination, create_sized, staged, sync_file, write_synced
 
 TotalProgress = Callable[[int, int], None]
 """Called with the bytes finished so far and their total."""
@@ -97,8 +97,10 @@ def carry_out(
         CheckpointError: The source cannot be read, or changed while it was read.
         OutputError: The destination exists, lacks space, or cannot be written.
     """
-    check_destination(out, planned.nbytes_written, force=force)
     folder = planned.checkpoint.folder
+    if isinstance(folder, LocalFolder):
+        check_apart(out, folder.path)
+    check_destination(out, planned.nbytes_written, force=force)
     if not isinstance(folder, LocalFolder):
         local = folder.download(planned.checkpoint.needed)
         planned = plan_split(local, planned.world_size, planned.options)

@@ -57,7 +57,7 @@ def verify(out: str | Path, *, jobs: int = 2, progress: TotalProgress | None = N
     total = sum(file.nbytes - file.data_offset for file in readable)
     report = counted(progress, total)
     with ThreadPoolExecutor(max(jobs, 1)) as pool:
-        for damaged in pool.map(lambda file: list(_check_tiles(folder, file, report)), readable):
+        for damaged in pool.map(lambda file: list(check_tiles(folder, file, report)), readable):
             findings += damaged
     if findings:
         raise DamageError(
@@ -129,7 +129,8 @@ def places_of(manifest: Manifest) -> dict[str, list[Place]]:
     return places
 
 
-def _check_tiles(folder: Path, file: SplitFile, progress: Callable[[int], None] | None) -> Iterator[str]:
+def check_tiles(folder: Path, file: SplitFile, progress: Callable[[int], None] | None = None) -> Iterator[str]:
+    """Yield the tiles of a file that are not what was written; its size and header are checked before."""
     path = folder / file.name
     block = memoryview(bytearray(_BLOCK_NBYTES))
     with path.open("rb", buffering=0) as stream:

@@ -13,9 +13,10 @@ from click.testing import CliRunner, Result
 from safetensors.numpy import load_file, save_file
 
 from manifests.errors import DamageError, DegreeError
-from reshard import lines, planning
+from reshard import lines
 from reshard.catalogue import PLAN_SOURCES, model_types
 from reshard.cli import main
+from reshard.options import LAYOUTS
 
 CONFIG = {
     "model_type": "llama",
@@ -247,7 +248,7 @@ def test_options_reach_the_library(tmp_path, tensors):
 
 def test_the_choices_are_those_of_the_library():
     choices = {param.name: param.type for param in main.commands["split"].params}
-    assert tuple(choices["layout"].choices) == planning.LAYOUTS
+    assert tuple(choices["layout"].choices) == LAYOUTS
     assert tuple(choices["plan_source"].choices) == PLAN_SOURCES
 
 
@@ -484,7 +485,7 @@ def test_an_interrupt(monkeypatch, model):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("reshard.splitting.split", interrupted)
+    monkeypatch.setattr("reshard.splitting.carry_out", interrupted)
     result = reshard("tiny", "--tp", 2)
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "reshard: interrupted\n")
 

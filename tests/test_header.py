@@ -112,7 +112,7 @@ def test_broken_files_are_refused_by_name(tmp_path: Path, kind: str) -> None:
     assert opens(path) == (kind in ("empty name", "a further key"))
 
 
-# Each shows a bug: the library refuses what is accepted here, or fails on later with an error of Python's own.
+# What Python's json and arithmetic would take, and the library does not.
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -168,7 +168,7 @@ def test_experts_over_ep_and_their_width_over_tp() -> None:
     check_merge(axis, mesh, 6)
 
 
-# Shows a bug: over a mesh of kv x rep a starred factor is whole on every rank, with no word. Mamba-2 has both kinds.
+# Mamba-2 has both kinds.
 @pytest.mark.parametrize(("kv", "rep"), [(2, 1), (2, 2)])
 def test_starred_factors_beside_heads_are_divided_over_all_ranks(kv: int, rep: int) -> None:
     axis = bound("z:(nh*, P) + x:(nh*, P) + B:(ng@kv, S) + C:(ng@kv, S) + dt:(nh*)")

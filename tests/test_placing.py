@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, cat
 
 from manifests.errors import CheckpointError, DegreeError, PlanError
+from manifests.expression import parse_axis
 from manifests.manifest import Module
-from reshard import plan, split
+from reshard import merge, plan, split, verify
+from reshard.degrees import choose_mesh
 from reshard.placing import Model, RuntimeTensor, resolve
 from reshard.plans import Plan, build_rule
 from reshard.sizes import Sizes
@@ -240,6 +242,24 @@ def test_a_head_is_never_cut(
         plan(folder, tp=degree, plan=rules)
 
 
+@pytest.mark.parametrize(("kv_heads", "group"), [(1, 1), (1, 8), (3, 3), (4, 7), (8, 1), (2, 4)])
+def test_meshes_copy_a_key_head_as_rarely_as_can_be(kv_heads: int, group: int) -> None:
+    axes = [parse_axis(f"({kv_heads}@kv, {group}@rep, 64)"), parse_axis(f"({kv_heads}@kv, 64)")]
+    for world in range(1, 30):
+        fitting = [
+            (world // rep, rep)
+            for rep in range(1, world + 1)
+            if world % rep == 0 and kv_heads % (world // rep) == 0 and group % rep == 0
+        ]
+        expected = (("kv", fitting[0][0]), ("rep", fitting[0][1])) if fitting else None
+        assert choose_mesh(axes, world) == expected, world
+
+
+# Shows a bug: an axis that names `rep` alone is divided over no rank.
+def test_a_mesh_for_query_heads_alone() -> None:
+    assert choose_mesh([parse_axis("(8@rep, 64)")], 2) == (("kv", 1), ("rep", 2))
+
+
 def test_all_misfits_are_reported_at_once(tmp_path: Path) -> None:
     tensors = {
         f"layers.{i}.{part}.weight": torch.zeros(size, 4) for i in range(3) for part, size in (("a", 6), ("b", 10))
@@ -301,8 +321,7 @@ def test_unequal_blocks_at_every_degree(tmp_path: Path, tp: int) -> None:
         ({"style": "colwise", "layout": "(H/5*)"}, ("4 / 5",)),
         ({"style": "colwise", "dim": 2}, ("m", "dim 2", "2 dimensions")),
         ({"style": "colwise", "dim": -3}, ("m", "dim -3")),
-        # Each of these shows a bug: a rule that cuts, and whose layout divides nothing, or not over this mesh, leaves
-        # the tensor whole on every rank with no word.
+        # A rule that cuts must not leave its tensor whole with no word.
         ({"style": "colwise", "layout": "(12)"}, ("m",)),
         ({"style": "colwise", "layout": "(12@tpp)"}, ("m", "tpp")),
         ({"style": "colwise", "layout": "(12@ep)"}, ("m", "ep")),
@@ -315,7 +334,6 @@ def test_rules_that_do_not_fit_their_tensor(tmp_path: Path, rule: Any, words: tu
     assert mentions(caught.value, *words)
 
 
-# Shows a bug: of a tensor with heads and starred factors only the heads are divided.
 def test_heads_and_starred_factors_in_one_axis(tmp_path: Path) -> None:
     x = count(24, 3)
     rules = {"m": {"style": "colwise", "layout": "(KV@kv, 4) + (16*)"}}
@@ -324,7 +342,7 @@ def test_heads_and_starred_factors_in_one_axis(tmp_path: Path) -> None:
         assert of_rank(tmp_path / "out", rank, 2)["m.weight"][1:] == (tuple(part.shape), raw(part))
 
 
-# Shows a bug: refused at 1 rank too, with no number of ranks that would do.
+# Rows of an odd number of half bytes are cut nowhere, but one rank divides nothing.
 def test_one_rank_divides_every_dtype() -> None:
     model = Model({"m.weight": RuntimeTensor("F4", (4, 7))}, Sizes({}, {}), {})
     made = resolve(model, Plan("plan", (build_rule("m", "colwise", "plan"),)), 1)
@@ -440,7 +458,7 @@ def test_tied_parameters_must_be_cut_alike(tmp_path: Path) -> None:
     assert mentions(caught.value, EMBED, HEAD, "embedding_colwise", "colwise_gather_output")
 
 
-# Shows a bug: ties are looked for under their runtime names among the stored ones.
+# Under the stored names there is no lm_head to miss.
 def test_stored_names_of_another_head_are_no_missing_head(tmp_path: Path) -> None:
     config = {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"], "tie_word_embeddings": False}
     tensors = {"gpt_neox.embed_in.weight": count(8, 4), "embed_out.weight": count(8, 4, start=100)}
@@ -535,7 +553,7 @@ def test_scales_of_another_number_of_blocks_are_refused(tmp_path: Path, config: 
 def test_fewer_queries_a_key_head_where_ranks_share_it(
     tmp_path: Path, tp: int, groups: int | None, given: bool
 ) -> None:
-    """Given shows a bug at 4 and 8 ranks: a plan without attributes leaves the module at its old ratio."""
+    """Whatever plan cuts the heads, the module must be told."""
     from transformers import LlamaConfig
 
     tensors, config = attention(8, 2, 4)
@@ -578,6 +596,9 @@ def test_phi3_takes_its_fused_projection_apart_by_attributes(tmp_path: Path, tp:
         held = of_rank(tmp_path / "out", rank, tp)
         assert held["model.layers.0.self_attn.qkv_proj.weight"][2] == raw(cat([q.chunk(tp)[rank], *keys]))
         assert held["model.layers.0.mlp.gate_up_proj.weight"][2] == raw(by_blocks(gate_up, [8, 8], tp)[rank])
+    # The key heads are in two ranks' parts, their queries in one: merging takes each once.
+    verify(tmp_path / "out")
+    assert merge(tmp_path / "out", tmp_path / "back").identical == ("model.safetensors",)
 
 
 def test_the_plan_of_transformers_can_be_asked_for(tmp_path: Path) -> None:

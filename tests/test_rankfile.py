@@ -110,7 +110,7 @@ def test_alignment_of_random_files() -> None:
         assert file.nbytes == max(offset + nbytes for offset, nbytes in places.values())
 
 
-# Shows a bug: F6 in its atoms of 3 bytes goes before 2-byte items, which then lie on odd bytes.
+# F6 is moved in atoms of 3 bytes, after which no wider item may follow.
 def test_alignment_beside_f6() -> None:
     file = planned({"a": ("F6_E2M3", (4,)), "b": ("F16", (3,)), "c": ("U8", (1,))})
     places = {name: (t.begin, t.end - t.begin) for name, t in file.tensors.items()}

@@ -125,8 +125,7 @@ def without(mixtral: Path, folder: Path, *gone: str) -> Path:
         (["layers.0.block_sparse_moe.experts.3.w3"], ("layers.0.mlp.experts.gate_up_proj", 10, 11)),
         (["layers.1.block_sparse_moe.experts.0.w1"], ("layers.1.mlp.experts.gate_up_proj", 10, 11)),
         ([f"layers.0.block_sparse_moe.experts.{i}.w1" for i in range(11)], ("layers.0.mlp.experts.gate_up_proj", "w1")),
-        # Each of these shows a bug: experts are counted against the other projection only, where there is one, so
-        # those after the missing one move up without a word.
+        # Experts after a missing one must not move up, though all projections have equally many.
         (["layers.0.block_sparse_moe.experts.3.w2"], ("layers.0", "experts")),
         (["layers.0.block_sparse_moe.experts.3."], ("layers.0", "experts")),
         (["layers.0.block_sparse_moe.experts.10."], ("layers.0", "experts")),

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from manifests.runs import Run, clip, compose, covers, divide_unit, expand, fold, invert, numel, whole
+from manifests.runs import Run, clip, compose, covers, divide_unit, expand, fold, invert, numel, whole, without
 from tests.copying import positions
 
 SEEDS = range(300)
@@ -95,6 +95,14 @@ def test_clip_keeps_destinations_counted_from_the_lower_end() -> None:
         hi = rng.randint(lo, 30)
         kept = table(positions(runs))[lo:hi]
         assert table(positions(clip(runs, lo, hi))) == kept + [-1] * (64 - len(kept)), seed
+
+
+def test_without_leaves_out_destinations() -> None:
+    for seed in SEEDS:
+        runs, other = fold(spans_of(seed)), fold(spans_of(seed + 1000))
+        gone = {dst for _, dst in positions(other)}
+        kept = [(src, dst) for src, dst in positions(runs) if dst not in gone]
+        assert table(positions(without(runs, other))) == table(kept), seed
 
 
 def test_covers_means_every_destination_once() -> None:

@@ -1,0 +1,375 @@
+"""One rank of the tests of the steps: loads splits of small modules, runs them, and tells what it found.
+
+Started by `test_steps.py`, which made the splits, in as many processes as there are ranks. All values are whole
+numbers, so that sums are exact in any order. The checks that may leave a rank waiting for another come last.
+"""
+
+import datetime
+import os
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from loader import attach, install_hooks, load_model, models, open_shard
+from loader.guard import share_generator_state
+
+COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=30)
+STORE_TIMEOUT = datetime.timedelta(seconds=10)
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+Outcome = dict[str, Any]
+
+
+class GatedMlp(nn.Module):
+    """Gate and up in one weight, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(6, 16)
+        self.down = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(gate.relu() * up)
+
+
+class Experts(nn.Module):
+    """Stacked experts with bare parameters: gate and up (expert, 2 * inner, hidden), down (expert, hidden, inner)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(3, 8, 6))
+        self.down_proj = nn.Parameter(torch.empty(3, 6, 4))
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        gate, up = torch.einsum("th,eih->tei", x, self.gate_up_proj).chunk(2, -1)
+        return torch.einsum("tei,ehi,te->th", gate.relu() * up, self.down_proj, weights)
+
+
+class Mixture(nn.Module):
+    """Experts as a part of a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = Experts()
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return x + self.experts(x, weights)
+
+
+class Part(nn.Module):
+    """Two matrices without a module each, and None for an input that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(8, 6))
+        self.down = nn.Parameter(torch.empty(5, 8))
+
+    def forward(self, x: torch.Tensor | None) -> torch.Tensor | None:
+        return None if x is None else nn.functional.linear((x @ self.up.T).relu(), self.down)
+
+
+class Whole(nn.Module):
+    """A part as a part of a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Part()
+
+    def forward(self, x: torch.Tensor | None) -> torch.Tensor | None:
+        return self.part(x)
+
+
+def chain(**children: nn.Module) -> nn.Module:
+    return nn.Sequential(OrderedDict(children))
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Return random whole numbers from -3 to 3."""
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def call(*args: Any, **kwargs: Any) -> Call:
+    return args, kwargs
+
+
+IDS = torch.tensor([[0, 4, 5, 9], [9, 3, 6, 0]])
+
+
+class Case(NamedTuple):
+    """A module that is split, and what it, or its sub-module `at`, is called with."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    plan: dict[str, Any]
+    calls: tuple[Call, ...]
+    compiles: bool = False
+    at: str = ""
+
+
+PAIR = Case(
+    "colwise and rowwise",
+    lambda: chain(up=nn.Linear(6, 8), act=nn.ReLU(), down=nn.Linear(8, 5)),
+    {"up": "colwise", "down": "rowwise"},
+    (call(numbers(2, 3, 6)), call(numbers(6)), call(input=numbers(0, 6))),
+    compiles=True,
+)
+EMBEDDING = Case(
+    "embedding_rowwise",
+    lambda: chain(embed=nn.Embedding(10, 4)),
+    {"embed": "embedding_rowwise"},
+    (call(IDS), call(IDS.int()), call(torch.tensor(5)), call(IDS[:, :0])),
+    compiles=True,
+)
+BLOCKS = [16, 4, 4]
+
+CASES = (
+    PAIR,
+    Case(
+        "colwise_gather_output",
+        lambda: chain(head=nn.Linear(6, 8)),
+        {"head": "colwise_gather_output"},
+        (call(numbers(2, 3, 6)), call(numbers(6)), call(numbers(0, 6))),
+        compiles=True,
+    ),
+    Case(
+        "rowwise_split_input",
+        lambda: chain(whole=nn.Linear(6, 8), act=nn.ReLU(), down=nn.Linear(8, 5)),
+        {"down": "rowwise_split_input"},
+        (call(numbers(2, 3, 6)),),
+        compiles=True,
+    ),
+    Case("packed, two halves", GatedMlp, {"gate_up": "packed_colwise", "down": "rowwise"}, (call(numbers(2, 3, 6)),)),
+    Case(
+        "packed, equal blocks",
+        GatedMlp,
+        {"gate_up": {"style": "packed_colwise", "blocks": [1, 1]}, "down": "rowwise"},
+        (call(numbers(2, 3, 6)),),
+    ),
+    Case(
+        "packed, unequal blocks",
+        lambda: chain(qkv=nn.Linear(6, 24), act=nn.ReLU(), out=nn.Linear(24, 5)),
+        {"qkv": {"style": "packed_colwise", "blocks": BLOCKS}, "out": {"style": "packed_rowwise", "blocks": BLOCKS}},
+        (call(numbers(2, 3, 6)),),
+    ),
+    EMBEDDING,
+    Case(
+        "embedding_rowwise, ids by keyword",
+        lambda: chain(embed=nn.Embedding(10, 4)),
+        {"embed": "embedding_rowwise"},
+        (call(input=IDS),),
+        at="embed",
+    ),
+    Case(
+        "embedding_rowwise, padding_idx on rank 0",
+        lambda: chain(embed=nn.Embedding(10, 4, padding_idx=3)),
+        {"embed": "embedding_rowwise"},
+        (call(IDS),),
+    ),
+    Case(
+        "embedding_rowwise, padding_idx on rank 1",
+        lambda: chain(embed=nn.Embedding(10, 4, padding_idx=9)),
+        {"embed": "embedding_rowwise"},
+        (call(IDS),),
+    ),
+    Case(
+        "embedding_colwise",
+        lambda: chain(embed=nn.Embedding(10, 4)),
+        {"embed": "embedding_colwise"},
+        (call(IDS), call(torch.tensor(5))),
+    ),
+    Case(
+        "all_reduce",
+        Whole,
+        {"part": "all_reduce", "part.up": "colwise", "part.down": "rowwise"},
+        (call(numbers(2, 6)), call(None)),
+    ),
+    Case(
+        "moe_tp_experts",
+        Mixture,
+        {"experts": "moe_tp_experts", "experts.gate_up_proj": "packed_colwise", "experts.down_proj": "rowwise"},
+        (call(numbers(4, 6), numbers(4, 3, seed=1)),),
+    ),
+)
+
+
+def whole_module(case: Case) -> nn.Module:
+    """Return a case's module with its values, the same in every process."""
+    module = case.build()
+    with torch.no_grad():
+        for seed, parameter in enumerate(module.parameters()):
+            parameter.copy_(numbers(*parameter.shape, seed=seed))
+    return module
+
+
+@torch.inference_mode()
+def outputs(module: Any, case: Case) -> list[torch.Tensor | None]:
+    callee = module.get_submodule(case.at) if case.at else module
+    return [callee(*args, **kwargs) for args, kwargs in case.calls]
+
+
+def loaded(case: Case, folder: Path, *, hooks: bool = True) -> nn.Module:
+    """Return a case's module with this rank's parameters."""
+    with torch.device("meta"):
+        module = case.build()
+    shard = open_shard(folder / case.name, dist.get_rank())
+    attach(module, shard)
+    if hooks:
+        install_hooks(module, shard.manifest)
+    return module
+
+
+def run_case(case: Case, folder: Path) -> Outcome:
+    return {"outputs": outputs(loaded(case, folder), case)}
+
+
+def run_compiled(case: Case, folder: Path) -> Outcome:
+    return {"outputs": outputs(torch.compile(loaded(case, folder), backend="eager", fullgraph=True), case)}
+
+
+def call_compiled_before(folder: Path) -> Outcome:
+    """Compile a caller of the module first, then install: the hooks must fire all the same."""
+    module = loaded(PAIR, folder, hooks=False)
+
+    def caller(*args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    compiled = torch.compile(caller, backend="eager")
+    before = outputs(compiled, PAIR)
+    install_hooks(module, open_shard(folder / PAIR.name, dist.get_rank()).manifest)
+    return {"before": before, "outputs": outputs(compiled, PAIR)}
+
+
+def install_twice(folder: Path) -> Outcome:
+    module = loaded(PAIR, folder)
+    install_hooks(module, open_shard(folder / PAIR.name, dist.get_rank()).manifest)
+    return {}
+
+
+def look_up(ids: list[int]) -> Callable[[Path], Outcome]:
+    """Return the check that looks ids up which are not in the vocabulary."""
+
+    def check(folder: Path) -> Outcome:
+        with torch.inference_mode():
+            return {"outputs": [loaded(EMBEDDING, folder)(torch.tensor(ids))]}
+
+    return check
+
+
+def fewer_features(folder: Path) -> Outcome:
+    """Call a module that cuts its input with an input that is cut already."""
+    case = next(case for case in CASES if case.name == "rowwise_split_input")
+    with torch.inference_mode():
+        return {"outputs": [loaded(case, folder).get_submodule("down")(numbers(2, 4))]}
+
+
+def call_without_inputs(folder: Path) -> Outcome:
+    with torch.inference_mode():
+        return {"outputs": [loaded(EMBEDDING, folder).get_submodule("embed")()]}
+
+
+def backward(folder: Path) -> Outcome:
+    module = loaded(PAIR, folder)
+    for parameter in module.parameters():
+        parameter.requires_grad_()
+    module(numbers(2, 6)).sum().backward()
+    return {}
+
+
+def backward_to_inputs(folder: Path) -> Outcome:
+    loaded(PAIR, folder)(numbers(2, 6).requires_grad_()).sum().backward()
+    return {}
+
+
+def share_generator(_: Path) -> Outcome:
+    torch.manual_seed(dist.get_rank())
+    apart = torch.rand(4)
+    share_generator_state(dist.group.WORLD, torch.device("cpu"))
+    return {"apart": apart, "outputs": [torch.rand(4)]}
+
+
+def split_for_four(folder: Path) -> Outcome:
+    load_model(folder / "four")
+    return {}
+
+
+def split_for_four_hooks(folder: Path) -> Outcome:
+    install_hooks(PAIR.build(), open_shard(folder / "four", dist.get_rank()).manifest)
+    return {}
+
+
+def load_model_from(name: str) -> Callable[[Path], Outcome]:
+    """Return the check that loads a folder of this rank with `load_model`, the class being PAIR's."""
+
+    def check(folder: Path) -> Outcome:
+        def build(*_: object) -> nn.Module:
+            with torch.device("meta"):
+                return PAIR.build()
+
+        models.build_model = build
+        return {"outputs": outputs(load_model(folder / f"{name} {dist.get_rank()}"), PAIR)}
+
+    return check
+
+
+CHECKS: dict[str, Callable[[Path], Outcome]] = {
+    "call compiled before": call_compiled_before,
+    "install twice": install_twice,
+    "id too high": look_up([2, 10]),
+    "id too low": look_up([-1, 2]),
+    "fewer features": fewer_features,
+    "no inputs": call_without_inputs,
+    "backward": backward,
+    "backward to inputs": backward_to_inputs,
+    "generator": share_generator,
+    "split for four": split_for_four,
+    "hooks of four": split_for_four_hooks,
+    "good": load_model_from("good"),
+    "damaged": load_model_from("damaged"),
+    "other split": load_model_from("other split"),
+    "unfinished": load_model_from("unfinished"),
+}
+
+
+def attempt(action: Callable[..., Outcome], *args: Any) -> Outcome:
+    """Return an action's outcome with its error's class and text, and the seconds that it took."""
+    started = time.monotonic()
+    found: Outcome = {"error": "", "message": ""}
+    try:
+        found |= action(*args)
+    except Exception as error:  # noqa: BLE001 - told by the test
+        found |= {"error": type(error).__name__, "message": str(error)}
+    return {**found, "seconds": time.monotonic() - started}
+
+
+def main(folder: Path) -> None:
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=COLLECTIVE_TIMEOUT)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT)
+    # A rank that waits for one which never comes gives up before the next collective does.
+    store.set_timeout(STORE_TIMEOUT)
+    torch.set_num_threads(1)
+    found: dict[str, Outcome] = {}
+    for case in CASES:
+        found[case.name] = attempt(run_case, case, folder)
+        if case.compiles:
+            found[f"{case.name}, compiled"] = attempt(run_compiled, case, folder)
+    for name, check in CHECKS.items():
+        found[name] = attempt(check, folder)
+        # Nothing is left over from a check: a collective that one rank began alone would meet this one.
+        total = torch.tensor([rank + 1])
+        dist.all_reduce(total)
+        found[name]["total"] = total.item()
+    torch.save(found, folder / f"rank-{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
