@@ -92,11 +92,15 @@ def _missing_attributes(module: nn.Module, shard: Shard) -> list[str]:
     problems: list[str] = []
     modules = dict(module.named_modules(remove_duplicate=False))
     for name, values in shard.manifest.attributes.items():
+        if name not in modules:
+            problems.append(f"{name}: the split sets its attributes, but no module of the model")
+            continue
         for attribute in values:
             try:
                 attrgetter(attribute)(modules[name])
-            except (KeyError, AttributeError):
-                problems.append(f"{name}.{attribute}: set by the split, but no attribute of the model")
+            except AttributeError:
+                kind = type(modules[name]).__name__
+                problems.append(f"{name}: {kind} has no attribute {attribute}, which the split sets")
     return problems
 
 

@@ -87,7 +87,7 @@ def _install(module: nn.Module, entry: Module, group: dist.ProcessGroup) -> list
             raise LoadError(f"{type(module).__name__}: max_norm rescales rows in place, which its split cannot")
         if getattr(module, "padding_idx", None) is not None:
             # It only stops gradients, of which there are none; torch wants it among the rank's own rows.
-            module.padding_idx = None
+            setattr(module, "padding_idx", None)  # noqa: B010 - the class declares tensors and modules only
         return [
             module.register_forward_pre_hook(masked.before, with_kwargs=True),
             module.register_forward_hook(masked.after),

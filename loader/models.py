@@ -107,8 +107,12 @@ def build_model(folder: Path, manifest: Manifest, dtype: torch.dtype, config_val
     model_class = getattr(transformers, entry.architecture, None)
     if model_class is None:
         raise LoadError(f"{folder}: transformers {transformers.__version__} has no class {entry.architecture}")
-    attention = {k: config_values.pop(k) for k in ("attn_implementation",) if k in config_values}
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **config_values)
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    attention = {name: config_values.pop(name) for name in ("attn_implementation",) if name in config_values}
+    for name, value in config_values.items():
+        if not hasattr(config, name):
+            raise LoadError(f"{type(config).__name__}: has no {name}")
+        setattr(config, name, value)
     if getattr(config, "quantization_config", None) is not None:
         raise LoadError(f"{folder}: a quantized model is not built yet; use loader.open_shard for its tensors")
     with no_init_weights(), parameters_on_meta():

@@ -137,7 +137,7 @@ def test_force_replaces_splits_only(tmp_path: Path) -> None:
     (tmp_path / "photos" / "a.jpg").write_text("")
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "split")
-    assert mentions(refusal(tmp_path / "photos", force=True), "no manifest.json", "not ours")
+    assert mentions(refusal(tmp_path / "photos", force=True), "no split", "not ours")
     for name in ("file", "link"):
         assert mentions(refusal(tmp_path / name, force=True), "no folder")
 
