@@ -111,7 +111,7 @@ def build_model(folder: Path, manifest: Manifest, dtype: torch.dtype, config_val
     attention = {name: config_values.pop(name) for name in ("attn_implementation",) if name in config_values}
     for name, value in config_values.items():
         if not hasattr(config, name):
-            raise LoadError(f"{type(config).__name__}: has no {name}")
+            raise LoadError(f"{folder}: {type(config).__name__} has no {name}")
         setattr(config, name, value)
     if getattr(config, "quantization_config", None) is not None:
         raise LoadError(f"{folder}: a quantized model is not built yet; use loader.open_shard for its tensors")
