@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import nn
@@ -122,7 +123,7 @@ class LocalView:
     """
 
     _whole: object
-    _local: dict[str, int]
+    _local: dict[str, Any]
 
     def __init__(self, whole: object) -> None:
         object.__setattr__(self, "_whole", whole)
@@ -138,4 +139,7 @@ class LocalView:
         return self._local[name] if name in self._local else getattr(self._whole, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(self._whole, name, value)
+        if name in self._local:
+            self._local[name] = value
+        else:
+            setattr(self._whole, name, value)

@@ -1,7 +1,6 @@
 """The group of ranks: starting it, and agreeing through its store that all can go on."""
 
 import os
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -9,9 +8,6 @@ import torch.distributed as dist
 
 from manifests.errors import LoadError
 from manifests.manifest import Manifest, read_manifest
-
-_agreements = count()
-"""Loads of this process; all ranks load in the same order."""
 
 
 def join_group(folder: Path, group: dist.ProcessGroup | None, device: torch.device) -> dist.ProcessGroup | None:
@@ -73,7 +69,8 @@ def agree(group: dist.ProcessGroup | None, key: str, problem: str = "") -> None:
         return
     store = group.get_group_store()
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    prefix = f"reshard/load/{next(_agreements)}"
+    # Every rank counts its loads in this group, in the group's own store.
+    prefix = f"reshard/load/{store.add(f'reshard/loads/{rank}', 1)}"
     store.set(f"{prefix}/{rank}", f"{key}\n{problem}")
     if problem:
         return

@@ -41,6 +41,17 @@ TORCH_DTYPES = {
 }
 
 
+def torch_dtype(dtype: str) -> torch.dtype:
+    """Return torch's dtype.
+
+    Raises:
+        LoadError: torch has none.
+    """
+    if dtype not in TORCH_DTYPES:
+        raise LoadError(f"torch has no dtype for {dtype}; read the rank file with another library")
+    return TORCH_DTYPES[dtype]
+
+
 def torch_shape(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape that torch gives a tensor: it counts two F4 elements as one.
 
@@ -77,10 +88,8 @@ class MappedFile:
         Raises:
             LoadError: torch has no such dtype.
         """
-        if dtype not in TORCH_DTYPES:
-            raise LoadError(f"{self.file.name}: torch has no dtype for {dtype}")
         view = self._block[extent.offset : extent.offset + extent.nbytes]
-        return view.view(TORCH_DTYPES[dtype]).view(torch_shape(dtype, shape))
+        return view.view(torch_dtype(dtype)).view(torch_shape(dtype, shape))
 
 
 def check_rank_file(folder: Path, file: SplitFile, manifest: Manifest) -> None:

@@ -24,6 +24,9 @@ from loader.shard import open_shard
 from manifests.errors import LoadError
 from manifests.manifest import Manifest, read_manifest
 
+IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
+"""Values that the class takes beside its configuration."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -108,7 +111,7 @@ def build_model(folder: Path, manifest: Manifest, dtype: torch.dtype, config_val
     if model_class is None:
         raise LoadError(f"{folder}: transformers {transformers.__version__} has no class {entry.architecture}")
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    attention = {name: config_values.pop(name) for name in ("attn_implementation",) if name in config_values}
+    chosen = {name: config_values.pop(name) for name in IMPLEMENTATIONS if name in config_values}
     for name, value in config_values.items():
         if not hasattr(config, name):
             raise LoadError(f"{folder}: {type(config).__name__} has no {name}")
@@ -116,7 +119,7 @@ def build_model(folder: Path, manifest: Manifest, dtype: torch.dtype, config_val
     if getattr(config, "quantization_config", None) is not None:
         raise LoadError(f"{folder}: a quantized model is not built yet; use loader.open_shard for its tensors")
     with no_init_weights(), parameters_on_meta():
-        model = model_class._from_config(config, dtype=dtype, **attention)
+        model = model_class._from_config(config, dtype=dtype, **chosen)
     if model.can_generate() and (folder / "generation_config.json").exists():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
     return model.eval()

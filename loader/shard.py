@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from loader.mapping import TORCH_DTYPES, MappedFile, torch_shape
+from loader.mapping import MappedFile, torch_dtype, torch_shape
 from manifests.errors import LoadError
 from manifests.manifest import Manifest, read_manifest
 from manifests.placement import local_shape
@@ -38,7 +38,7 @@ class Shard(Mapping[str, torch.Tensor]):
         if not tensor.placement.partial:
             raise KeyError(name)
         # A partial tensor is another rank's: zeros here, so that the sum over the ranks counts it once.
-        return torch.zeros(torch_shape(tensor.dtype, shape), dtype=TORCH_DTYPES[tensor.dtype], device=self.device)
+        return torch.zeros(torch_shape(tensor.dtype, shape), dtype=torch_dtype(tensor.dtype), device=self.device)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -83,7 +83,8 @@ def slice_input(axis: str, group: Group) -> Before:
 class MaskedIds:
     """The two steps of an embedding cut by its vocabulary: ids become local, foreign ids give zeros.
 
-    The mask is kept from the one step to the other.
+    The mask is kept from the one step to the other. On a CPU an id outside the whole vocabulary raises, as torch does;
+    on other devices and in compiled code it gives zeros, since a check would wait for the device.
     """
 
     def __init__(self, axis: str, group: Group) -> None:

@@ -128,13 +128,33 @@ def by_shape(demands: Iterable[Demand]) -> dict[str, list[Demand]]:
     return groups
 
 
-def describe(pattern: str, demands: list[Demand], world_size: int) -> str:
-    """Return one line on demands of one kind that the number of ranks does not satisfy."""
-    first = demands[0]
-    allowed = allowed_degrees(demands)
-    count = f" ({len(demands)} tensors)" if len(demands) > 1 else ""
+def describe(kind: str, unsatisfied: list[Demand], demands: Iterable[Demand], world_size: int) -> str:
+    """Return one line on demands of one kind that the number of ranks does not satisfy.
+
+    Args:
+        kind: The name that they share.
+        unsatisfied: Those demands.
+        demands: All demands of the model; those of the same group decide together.
+        world_size: The number of ranks that was asked for.
+    """
+    first = unsatisfied[0]
+    group = [demand for demand in demands if demand.group == first.group and _uses_heads(demand.axis)]
+    allowed = allowed_degrees(group if _uses_heads(first.axis) else [first])
+    count = f" ({len(unsatisfied)} tensors)" if len(unsatisfied) > 1 else ""
     unit = f" in blocks of {first.unit}" if first.unit > 1 else ""
     return (
-        f"{pattern}{count}: dim {first.dim} has {first.axis.size} = {first.axis}{unit}; "
-        f"{world_size} ranks do not divide it; {', '.join(map(str, allowed))} do"
+        f"{kind}{count}: dim {first.dim} has {first.axis.size} = {first.axis}{unit}; "
+        f"{world_size} ranks do not divide it; {shown_degrees(allowed)}"
     )
+
+
+def shown_degrees(degrees: tuple[int, ...], most: int = 12) -> str:
+    """Return a list of numbers of ranks for a message.
+
+    >>> shown_degrees((1, 3)), shown_degrees(())
+    ('1, 3 do', 'no other number does')
+    """
+    if not degrees:
+        return "no other number does"
+    more = ", …" if len(degrees) > most else ""
+    return f"{', '.join(map(str, degrees[:most]))}{more} do"

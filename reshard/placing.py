@@ -13,7 +13,7 @@ from manifests.layout import Axis, Mesh, packed_axis, plain_axis
 from manifests.manifest import Module, Part, Rule, Tensor
 from manifests.placement import PARTIAL, REPLICATED, Placement
 from manifests.styles import STYLES, axis_dim
-from reshard.degrees import Demand, allowed_degrees, by_shape, describe, failing, group_meshes, mesh_for
+from reshard.degrees import Demand, allowed_degrees, by_shape, describe, failing, group_meshes, mesh_for, shown_degrees
 from reshard.plans import Matcher, Plan, modules_of
 from reshard.sizes import Sizes
 
@@ -269,13 +269,12 @@ class _Resolver:
         if not unsatisfied:
             return group_meshes(demands, self.world_size)
         allowed = allowed_degrees(demands)
-        lines = tuple(describe(name, group, self.world_size) for name, group in by_shape(unsatisfied).items())
+        kinds = by_shape(unsatisfied)
+        lines = tuple(describe(kind, group, demands, self.world_size) for kind, group in kinds.items())
         known = ", ".join(f"{name} {value}" for name, value in sorted(self.model.sizes.consulted.items()))
-        degrees = ", ".join(map(str, allowed))
         raise DegreeError(
             f"{self.plan.label}: tp {self.world_size} does not divide this model{f' ({known})' if known else ''}; "
-            f"{'tp ' if allowed else 'nothing '}{degrees}{' would do' if allowed else 'would'}\n"
-            + "\n".join(f"  {line}" for line in lines),
+            f"{'tp ' if allowed else ''}{shown_degrees(allowed)}\n" + "\n".join(f"  {line}" for line in lines),
             misfits=lines,
             allowed=allowed,
         )

@@ -56,14 +56,21 @@ def splits(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Pa
 
 @pytest.mark.parametrize(("name", "ranks"), CASES)
 def test_every_token_is_that_of_one_process(name, ranks, splits, alone, tmp_path):
-    dtypes = ("float32", "bfloat16") if name != "mixtral" else ("float32",)
+    dtypes = ("float32",) if name == "mixtral" else ("float32", "bfloat16")
     for rank, found in enumerate(run_processes(ranks, splits[name, ranks], tmp_path / "r", *dtypes)):
         assert found["float32"]["tokens"] == alone["float32"]["tokens"]
-        difference = (found["float32"]["logits"] - alone["float32"]["logits"]).abs().max()
-        assert difference < 1e-3
+        assert distance(found["float32"], alone["float32"]).max() < 1e-3
         if "bfloat16" in found:
-            assert (found["bfloat16"]["logits"] - alone["bfloat16"]["logits"]).abs().max() < 0.5
+            # Two computations in bfloat16 differ by their roundings, so the measure is how far one process is off.
+            rounding = distance(alone["bfloat16"], alone["float32"]).max()
+            assert distance(found["bfloat16"], alone["float32"]).max() < 2 * rounding
+            assert distance(found["bfloat16"], alone["bfloat16"])[0] < 0.5
         assert found["files"] == ["common.safetensors", f"rank-{rank:05d}-of-{ranks:05d}.safetensors"]
+
+
+def distance(one: dict[str, Any], other: dict[str, Any]) -> torch.Tensor:
+    """Return the largest difference of the logits after each prompt."""
+    return (one["logits"] - other["logits"]).abs().amax(1)
 
 
 def test_share_of_the_parameters(splits):
