@@ -40,6 +40,15 @@ def join_group(folder: Path, group: dist.ProcessGroup | None, device: torch.devi
     return None
 
 
+def kept(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
+    """Return what a model may keep of a group: None, torch's word for it, if it is the default group.
+
+    A default group that a model holds on to outlives ``destroy_process_group``, and its threads abort the process when
+    the interpreter ends.
+    """
+    return None if group is dist.group.WORLD else group
+
+
 def check_world_size(manifest: Manifest, group: dist.ProcessGroup | None) -> None:
     """Compare a split's number of ranks with the group's.
 

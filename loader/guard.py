@@ -38,7 +38,7 @@ def align_sampling(model: Any, group: dist.ProcessGroup | None) -> None:  # noqa
 
     Before each call the ranks take rank 0's generator state; otherwise their texts would part at the first sample.
     """
-    if group is None or not hasattr(model, "generate"):
+    if not hasattr(model, "generate"):
         return
     generate = model.generate
 
@@ -53,9 +53,9 @@ def align_sampling(model: Any, group: dist.ProcessGroup | None) -> None:  # noqa
         object.__setattr__(model, "_get_static_cache_init_shape", lambda: None)
 
 
-def share_generator_state(group: dist.ProcessGroup, device: torch.device) -> None:
-    """Give every rank the state of rank 0's default generator of a device."""
-    source = dist.get_global_rank(group, 0)
+def share_generator_state(group: dist.ProcessGroup | None, device: torch.device) -> None:
+    """Give every rank of a group, the default one if None, the state of rank 0's default generator of a device."""
+    source = 0 if group is None else dist.get_global_rank(group, 0)
     state = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
     carrier = state.to(device)
     dist.broadcast(carrier, source, group=group)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from loader import steps
-from loader.group import check_world_size
+from loader.group import check_world_size, kept
 from manifests.errors import LoadError
 from manifests.manifest import Manifest, Module
 
@@ -40,7 +40,7 @@ def install_hooks(
         raise LoadError(f"{type(module).__name__}: has no module {missing[0]}, which the split has a step for")
     handles: list[RemovableHandle] = []
     if manifest.world_size > 1:
-        group = check_group(manifest, group)
+        group = kept(check_group(manifest, group))
         for name, entry in manifest.modules.items():
             handles += _install(module.get_submodule(name), entry, group)
         if "torch._dynamo" in sys.modules:
@@ -80,7 +80,7 @@ def _has(module: nn.Module, name: str) -> bool:
     return True
 
 
-def _install(module: nn.Module, entry: Module, group: dist.ProcessGroup) -> list[RemovableHandle]:
+def _install(module: nn.Module, entry: Module, group: dist.ProcessGroup | None) -> list[RemovableHandle]:
     if entry.before == "mask_ids":
         masked = steps.MaskedIds(entry.axis, group)
         if getattr(module, "max_norm", None) is not None:

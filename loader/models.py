@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from loader.attaching import Convert, attach
-from loader.group import agree, check_world_size, join_group
+from loader.group import agree, check_world_size, join_group, kept
 from loader.guard import align_sampling, refuse_unsafe
 from loader.hooks import install_hooks
 from loader.mapping import TORCH_DTYPES
@@ -75,7 +75,8 @@ def load_model(
     agree(group, manifest.key)
     install_hooks(model, manifest, group)
     refuse_unsafe(model, folder)
-    align_sampling(model, group)
+    if group is not None:
+        align_sampling(model, kept(group))
     ready = time.perf_counter()
     _log.info("opened %.3f s, built %.3f s, attached %.3f s", opened - started, built - opened, ready - built)
     return model

@@ -17,7 +17,8 @@ from manifests.placement import bound_axis
 # torch 2.13 renamed it.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-Group = dist.ProcessGroup
+Group = dist.ProcessGroup | None
+"""The ranks that compute together; None is the default group."""
 Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
 After = Callable[[nn.Module, tuple[Any, ...], Any], Any]
 
