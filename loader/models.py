@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import xxhash
 from torch import nn
 
 from loader.attaching import Convert, attach
@@ -35,7 +36,7 @@ def load_model(
     *,
     device: str | torch.device | None = None,
     group: dist.ProcessGroup | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     **config: Any,  # noqa: ANN401 - the configuration's own
 ) -> Any:  # noqa: ANN401 - the class that the manifest names
     """Load this process's rank of a split model of transformers, ready to run.
@@ -56,6 +57,7 @@ def load_model(
             any collective.
     """
     folder, device = Path(out), torch.device(device or "cpu")
+    wanted = _named_dtype(dtype) if isinstance(dtype, str) else dtype
     started = time.perf_counter()
     group = join_group(folder, group, device)
     manifest: Manifest | None = None
@@ -63,11 +65,12 @@ def load_model(
         manifest = read_manifest(folder)
         check_world_size(manifest, group)
         rank = dist.get_rank(group) if group is not None else 0
+        check_carried(folder, manifest)
         shard = open_shard(folder, rank, device)
         opened = time.perf_counter()
-        model = build_model(folder, manifest, dtype or stored_dtype(manifest), dict(config))
+        model = build_model(folder, manifest, wanted or stored_dtype(manifest), dict(config))
         built = time.perf_counter()
-        attach(model, shard, convert=_converter(model, dtype))
+        attach(model, shard, convert=_converter(model, wanted))
         model.to(device)
     except BaseException as error:
         agree(group, manifest.key if manifest else "", f"{type(error).__name__}: {error}")
@@ -80,6 +83,32 @@ def load_model(
     ready = time.perf_counter()
     _log.info("opened %.3f s, built %.3f s, attached %.3f s", opened - started, built - opened, ready - built)
     return model
+
+
+def _named_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise LoadError(f"dtype {name!r}: torch has none of that name")
+    return dtype
+
+
+def check_carried(folder: Path, manifest: Manifest) -> None:
+    """Compare the files that the model is built from with those that were carried over.
+
+    Raises:
+        LoadError: One is missing or was changed; values for this process go to `load_model` as arguments.
+    """
+    for name in ("config.json", "generation_config.json"):
+        if name not in manifest.carried:
+            continue
+        try:
+            content = (folder / name).read_bytes()
+        except OSError as error:
+            raise LoadError(f"{folder / name}: {error.strerror}; copy it, or split again") from error
+        if xxhash.xxh3_128_hexdigest(content) != manifest.carried[name]:
+            raise LoadError(
+                f"{folder / name}: was changed after the split; split again, or give the values to load_model"
+            )
 
 
 def stored_dtype(manifest: Manifest) -> torch.dtype:

@@ -32,13 +32,11 @@ class Shard(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self.manifest.tensors[name]
         shape = local_shape(tensor.placement, tensor.dtype, tensor.shape, self.rank)
-        home = self._homes.get(name)
-        if home is not None:
-            return home.tensor(tensor.dtype, shape, home.file.tensors[name])
-        if not tensor.placement.partial:
-            raise KeyError(name)
-        # A partial tensor is another rank's: zeros here, so that the sum over the ranks counts it once.
-        return torch.zeros(torch_shape(tensor.dtype, shape), dtype=torch_dtype(tensor.dtype), device=self.device)
+        if tensor.placement.partial and self.rank != 0:
+            # It is rank 0's alone: zeros here, so that the sum over the ranks counts it once.
+            return torch.zeros(torch_shape(tensor.dtype, shape), dtype=torch_dtype(tensor.dtype), device=self.device)
+        home = self._homes[name]
+        return home.tensor(tensor.dtype, shape, home.file.tensors[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

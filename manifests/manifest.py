@@ -4,7 +4,7 @@ The manifest alone says what every rank holds and where each of its bytes came f
 the format for readers in other languages. There is no time, host or user in it: the same input gives the same bytes.
 """
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -259,9 +259,19 @@ def decode_manifest(text: bytes, label: str = MANIFEST_NAME) -> Manifest:
         manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ManifestError(f"{label}: not a readable manifest: {error}") from error
+    _check_names(manifest, label)
     if encode_manifest(manifest) != text:
         raise ManifestError(f"{label}: its content does not match its digest {manifest.digest}; it was changed")
     return manifest
+
+
+def _check_names(manifest: Manifest, label: str) -> None:
+    """Refuse names that would lead out of the folder."""
+    source = manifest.source
+    written, read = [file.name for file in manifest.files], [file.name for file in source.files]
+    for name in (*written, *read, *manifest.carried, *filter(None, [source.index])):
+        if PurePosixPath(name).name != name or "\\" in name or name in ("", ".", ".."):
+            raise ManifestError(f"{label}: {name!r} is not the name of a file in its folder")
 
 
 def is_split(folder: Path) -> bool:

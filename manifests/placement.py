@@ -1,7 +1,7 @@
 """Placements: what happens to one tensor, and which of its bytes a rank owns.
 
 A placement cuts dimensions of a tensor by axes (`manifests.layout`), over a mesh. One without cuts is replicated. A
-partial one belongs to rank 0 alone; the other ranks hold zeros, so that the sum over the ranks counts it once.
+partial one counts on rank 0 alone; the other ranks use zeros, so that the sum over the ranks counts it once.
 """
 
 from functools import lru_cache
@@ -34,7 +34,7 @@ class Placement(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     Attributes:
         cuts: The divided dimensions; none means that every rank holds the whole tensor.
         mesh: The mesh axes with their sizes, outermost first; their product is the world size.
-        partial: Whether rank 0 alone stores the tensor and the others hold zeros of its shape.
+        partial: Whether rank 0 alone uses the tensor and the others zeros of its shape, whichever files hold it.
     """
 
     cuts: tuple[Cut, ...] = ()

@@ -21,6 +21,10 @@ _HOMES = {
 __all__ = ["__version__", "merge", "plan", "split", "verify"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

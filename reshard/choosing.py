@@ -63,12 +63,14 @@ def find_ties(
     for one, other in architecture.ties.items():
         if one in tensors and other in tensors:
             continue
-        if not flag and options.layout == "runtime" and (one in tensors) != (other in tensors):
-            absent = other if one in tensors else one
-            raise CheckpointError(
-                f"{checkpoint.folder.label}: {absent} is not stored, and tie_word_embeddings is false in config.json; "
-                f"the model cannot run without it"
-            )
+        if not flag:
+            if options.layout == "runtime" and (one in tensors) != (other in tensors):
+                absent = other if one in tensors else one
+                raise CheckpointError(
+                    f"{checkpoint.folder.label}: {absent} is not stored, and tie_word_embeddings is false in "
+                    "config.json; the model cannot run without it"
+                )
+            continue
         if other in tensors:
             ties[one] = other
         elif one in tensors:

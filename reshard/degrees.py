@@ -142,19 +142,18 @@ def describe(kind: str, unsatisfied: list[Demand], demands: Iterable[Demand], wo
     allowed = allowed_degrees(group if _uses_heads(first.axis) else [first])
     count = f" ({len(unsatisfied)} tensors)" if len(unsatisfied) > 1 else ""
     unit = f" in blocks of {first.unit}" if first.unit > 1 else ""
+    name = kind if len(unsatisfied) > 1 else first.name
     return (
-        f"{kind}{count}: dim {first.dim} has {first.axis.size} = {first.axis}{unit}; "
-        f"{world_size} ranks do not divide it; {shown_degrees(allowed)}"
+        f"{name}{count}: dim {first.dim} has {first.axis.size} = {first.axis}{unit}; "
+        f"{world_size} ranks do not divide it; {shown_degrees(allowed)} do"
     )
 
 
 def shown_degrees(degrees: tuple[int, ...], most: int = 12) -> str:
     """Return a list of numbers of ranks for a message.
 
-    >>> shown_degrees((1, 3)), shown_degrees(())
-    ('1, 3 do', 'no other number does')
+    >>> shown_degrees((1, 3)), shown_degrees((1, 2, 4, 8), most=3), shown_degrees(())
+    ('1, 3', '1, 2, 4, …', 'no number')
     """
-    if not degrees:
-        return "no other number does"
     more = ", …" if len(degrees) > most else ""
-    return f"{', '.join(map(str, degrees[:most]))}{more} do"
+    return ", ".join(map(str, degrees[:most])) + more or "no number"

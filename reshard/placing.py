@@ -11,7 +11,7 @@ from manifests.errors import DegreeError, PlanError
 from manifests.expression import UnknownSizeError, evaluate, parse_axis
 from manifests.layout import Axis, Mesh, packed_axis, plain_axis
 from manifests.manifest import Module, Part, Rule, Tensor
-from manifests.placement import PARTIAL, REPLICATED, Placement
+from manifests.placement import PARTIAL, REPLICATED, Placement, part_of
 from manifests.styles import STYLES, axis_dim
 from reshard.degrees import Demand, allowed_degrees, by_shape, describe, failing, group_meshes, mesh_for, shown_degrees
 from reshard.plans import Matcher, Plan, modules_of
@@ -120,6 +120,7 @@ class _Resolver:
         meshes = self._meshes(demands.values())
         for demand in demands.values():
             placements[demand.name] = demand.placed(mesh_for(demand, meshes, self.world_size))
+            self._check_summed(demand, placements[demand.name])
         self._check_ties(placements)
         return Resolution(
             tensors={
@@ -274,17 +275,28 @@ class _Resolver:
         known = ", ".join(f"{name} {value}" for name, value in sorted(self.model.sizes.consulted.items()))
         raise DegreeError(
             f"{self.plan.label}: tp {self.world_size} does not divide this model{f' ({known})' if known else ''}; "
-            f"{'tp ' if allowed else ''}{shown_degrees(allowed)}\n" + "\n".join(f"  {line}" for line in lines),
+            f"tp {shown_degrees(allowed)} would do\n" + "\n".join(f"  {line}" for line in lines),
             misfits=lines,
             allowed=allowed,
         )
 
+    def _check_summed(self, demand: Demand, placement: Placement) -> None:
+        """Refuse copies of what the ranks add up: each would be counted."""
+        rule = self.rules[demand.name]
+        parts = {part_of(placement, rank) for rank in range(self.world_size)} if placement.mesh[0][0] != "tp" else ()
+        if STYLES[rule.style].after == "all_reduce" and parts and len(parts) < self.world_size:
+            raise PlanError(
+                f"{self.plan.label}: {demand.name}: {rule.style} adds up the ranks' parts, and {demand.axis} has "
+                f"{len(parts)} for {self.world_size} ranks, copies among them; divide it over kv and rep"
+            )
+
     def _check_ties(self, placements: Mapping[str, Placement]) -> None:
         for name, source in self.model.ties.items():
-            if placements.get(name, REPLICATED) != placements.get(source, REPLICATED) and name in self.rules:
+            if placements.get(name, REPLICATED) != placements.get(source, REPLICATED):
+                styles = [self.rules[tied].style if tied in self.rules else "no rule" for tied in (name, source)]
                 raise PlanError(
                     f"{self.plan.label}: {name} is tied to {source}, but their rules cut them differently "
-                    f"({self.rules[name].style}, {self.rules[source].style if source in self.rules else 'no rule'})"
+                    f"({styles[0]}, {styles[1]})"
                 )
 
     def _attributes(self, meshes: Mapping[str, Mesh]) -> dict[str, dict[str, int]]:

@@ -75,6 +75,8 @@ def locate(model: str | Path, options: Options) -> Folder:
         if options.revision:
             raise CheckpointError(f"{model}: a folder has no revision")
         return LocalFolder(path / options.subfolder if options.subfolder else path)
+    if path.is_file():
+        raise CheckpointError(f"{model}: no such folder: it is a file; MODEL is the folder that holds it")
     from reshard.hub import is_repo_id
     from reshard.hub import locate as locate_repo
 

@@ -82,7 +82,8 @@ def staged(destination: Path, *, force: bool) -> Iterator[Path]:
         yield staging
         _publish(staging, destination, force=force)
     except OSError as error:
-        raise OutputError(f"{destination}: cannot be written: {error.strerror} ({error.filename})") from error
+        where = f" ({error.filename})" if error.filename else ""
+        raise OutputError(f"{destination}: cannot be written: {error.strerror}{where}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -80,7 +80,7 @@ def plan_files(
         whole = Shard(name, tensor.dtype, tensor.shape, 0)
         if tensor.unused:
             unused.append(whole)
-        elif tensor.placement.partial:
+        elif tensor.placement.partial and not options.self_contained:
             ranks[0].append(whole)
         elif tensor.placement.cuts or options.self_contained:
             for rank in range(world_size):

@@ -1,6 +1,7 @@
 """Usage: how arguments are read, which command they reach, and how a refusal is shown."""
 
 import re
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -99,6 +100,9 @@ class ModelGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - as in click
         """Run the command; show what was raised on purpose and exit with its code."""
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            # A cancelled build cleans up as after Ctrl-C.
+            signal.signal(number, signal.default_int_handler)
         try:
             return super().invoke(ctx)
         except errors.ReshardError as error:

@@ -677,4 +677,4 @@ def test_a_model_with_another_configuration(llama: Path, tmp_path: Path):
     path.write_text(json.dumps(config))
     with pytest.raises(LoadError) as caught:
         load_model(tmp_path / "out")
-    assert mentions(caught.value, "LlamaForCausalLM", "model.layers.1.mlp.up_proj.weight: in the split", "[48, 64]")
+    assert mentions(caught.value, path, "was changed after the split")

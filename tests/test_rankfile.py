@@ -158,7 +158,7 @@ ALL_KINDS = {
             FileOptions(self_contained=True),
             {
                 "rank-00000-of-00002": ((0,), {"cut", "partial", "whole"}),
-                "rank-00001-of-00002": ((1,), {"cut", "whole"}),
+                "rank-00001-of-00002": ((1,), {"cut", "partial", "whole"}),
                 "unused": ((), {"extra"}),
             },
         ),

@@ -83,10 +83,12 @@ def part(name: str, x: Tensor, tp: int, rank: int) -> Tensor | None:
 PLAN = RULES | {f"layers.*.up.{name}": "colwise" for name in DTYPES} | {"layers.*.down.f4": "rowwise"}
 
 
-def check_parts(out: Path, tp: int) -> None:
+def check_parts(out: Path, tp: int, *, self_contained: bool = False) -> None:
     for rank in range(tp):
         held = of_rank(out, rank, tp)
         expected = {name: part(name, x, tp, rank) for name, x in WHOLE.items()}
+        if self_contained:  # every rank's file has the biases that rank 0 alone uses
+            expected |= {name: WHOLE[name] for name, x in expected.items() if x is None}
         assert {name: data for name, (_, _, data) in held.items()} == {
             name: raw(x) for name, x in expected.items() if x is not None
         }
@@ -108,7 +110,7 @@ def test_there_and_back(source: Path, tmp_path: Path, kind: str, tp: int) -> Non
     before = files_of(source)
     manifest = split(source, tmp_path / "out", tp=tp, plan=PLAN, **OPTIONS[kind])
     assert manifest == read_manifest(tmp_path / "out") or manifest.digest == ""
-    check_parts(tmp_path / "out", tp)
+    check_parts(tmp_path / "out", tp, self_contained=OPTIONS[kind].get("self_contained", False))
     report = verify(tmp_path / "out")
     assert (report.files, report.tensors) == (len(manifest.files), len(WHOLE))
     assert report.nbytes == sum(extent.nbytes for file in manifest.files for extent in file.tensors.values())
