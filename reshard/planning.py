@@ -222,8 +222,8 @@ def default_output(model: str | Path, world_size: int, subfolder: str = "") -> P
     path = Path(model)
     name = re.sub(r"[/\\]", "-", subfolder.strip("/")) if subfolder else ""
     if path.is_dir():
-        resolved = path.absolute() if path.name not in ("", ".", "..") else path.resolve()
-        return resolved.with_name("-".join(filter(None, (resolved.name, name, f"tp{world_size}"))))
+        named = path if path.name not in ("", ".", "..") else path.resolve()
+        return named.with_name("-".join(filter(None, (named.name, name, f"tp{world_size}"))))
     return Path("-".join(filter(None, (path.name, name, f"tp{world_size}"))))
 
 
