@@ -149,7 +149,7 @@ class Model(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     """The model class that the tensors are for.
 
     Attributes:
-        library: "transformers", or "" for any torch module.
+        library: "transformers", "diffusers", or "" for any torch module.
         type: The configuration's model type.
         architecture: The class, as ``architectures`` in the configuration names it.
     """

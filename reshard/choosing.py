@@ -138,18 +138,20 @@ def _refuse_other_layout(
     plan: Plan, checkpoint: Checkpoint, architecture: Architecture | None, names: list[str], options: Options
 ) -> None:
     """Refuse a plan that fits only the names of the other layout."""
-    if architecture is None or _takes_any(plan.rules, names):
+    if architecture is None or _taken(plan.rules, names):
         return
     other = "checkpoint" if options.layout == "runtime" else "runtime"
     other_names = list(build_tensors(checkpoint, architecture, options._replace(layout=other)))
-    if _takes_any(plan.rules, other_names):
+    if taken := _taken(plan.rules, other_names):
         kind = "stored" if other == "checkpoint" else "runtime"
+        example = next((name for name in names if name not in other_names), names[0])
         raise PlanError(
-            f"{plan.label}: its rules speak {kind} names, like {other_names[0]}; use --layout {other}, "
-            f"or names like {names[0]}"
+            f"{plan.label}: its rules speak {kind} names, like {taken[0]}; use --layout {other}, "
+            f"or names like {example}"
         )
 
 
-def _takes_any(rules: tuple[Rule, ...], names: list[str]) -> bool:
+def _taken(rules: tuple[Rule, ...], names: list[str]) -> list[str]:
+    """Return the names that some rule takes."""
     matcher = Matcher(rules)
-    return any(matcher.find_for_parameter(name)[0] for name in names)
+    return [name for name in names if matcher.find_for_parameter(name)[0]]
