@@ -34,8 +34,9 @@ types: $(INSTALLED) ## mypy, strict
 test: lint types models ## lint, types and the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-catalogue: $(INSTALLED) ## write the built-in plans anew from the installed transformers
-	$(BIN)/python tools/export_catalogue.py
+catalogue: $(INSTALLED) ## write the built-in plans anew from the installed transformers and diffusers
+	$(BIN)/python -m tools.export_catalogue
+	$(BIN)/python -m tools.export_diffusers
 
 clean: ## remove the virtual environment and everything built
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache

@@ -28,7 +28,7 @@ def attach(module: nn.Module, shard: Shard, *, convert: Convert | None = None) -
     Raises:
         LoadError: A parameter is in no file, a tensor is no parameter, a shape differs, or an attribute is not there.
     """
-    _check(module, shard)
+    check_fits(module, shard)
     for name in shard:
         tensor = shard[name]
         _set(module, name, convert(name, tensor) if convert else tensor)
@@ -41,7 +41,12 @@ def attach(module: nn.Module, shard: Shard, *, convert: Convert | None = None) -
             _set_attribute(module.get_submodule(name), attribute, value)
 
 
-def _check(module: nn.Module, shard: Shard) -> None:
+def check_fits(module: nn.Module, shard: Shard) -> None:
+    """Compare a module with a shard; nothing is changed.
+
+    Raises:
+        LoadError: They do not fit, for the reasons that `attach` lists.
+    """
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
     state = set(parameters) | (set(buffers) & set(_persistent(module)))

@@ -10,20 +10,30 @@ import torch.distributed as dist
 from manifests.errors import LoadError
 
 _REFUSED = {
-    "save_pretrained": "this process holds one rank's shards; `reshard merge {folder} DEST` gives the checkpoint back",
-    "push_to_hub": "this process holds one rank's shards; `reshard merge {folder} DEST` gives the checkpoint back",
+    "save_pretrained": "this process holds one rank's shards; {remedy}",
+    "push_to_hub": "this process holds one rank's shards; {remedy}",
     "load_state_dict": "the parameters are one rank's shards; change the checkpoint and split it again",
     "load_adapter": "an adapter is made for whole weights; merge it into the checkpoint and split that",
     "add_adapter": "an adapter is made for whole weights; merge it into the checkpoint and split that",
+    "load_lora_adapter": "an adapter is made for whole weights; merge it into the checkpoint and split that",
+    "_load_ip_adapter_weights": "its attention counts all heads, of which this process holds some",
+    "enable_parallelism": "the model is divided already; split it for another number of ranks",
+    "enable_group_offload": "the parameters are one rank's shards, mapped from its files; split for more ranks",
     "resize_token_embeddings": "the embedding is one rank's shard; resize it in the checkpoint and split that",
 }
 
 
-def refuse_unsafe(model: Any, folder: Path) -> None:  # noqa: ANN401
-    """Make the methods that expect whole weights raise, with what to do instead."""
+def refuse_unsafe(model: Any, folder: Path | None) -> None:  # noqa: ANN401
+    """Make the methods that expect whole weights raise, with what to do instead.
+
+    Args:
+        model: The model.
+        folder: The split that it was loaded from; None if it was cut in memory.
+    """
+    remedy = f"`reshard merge {folder} DEST` gives the checkpoint back" if folder else "save it before it is cut"
     for name, advice in _REFUSED.items():
         if hasattr(model, name):
-            object.__setattr__(model, name, _refusal(name, advice.format(folder=folder)))
+            object.__setattr__(model, name, _refusal(name, advice.format(remedy=remedy)))
 
 
 def _refusal(name: str, advice: str) -> Any:  # noqa: ANN401

@@ -1,23 +1,28 @@
 """Hooks: the steps of a split's modules, as ordinary forward hooks."""
 
 import sys
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from loader import steps
 from loader.group import check_world_size, kept
-from manifests.errors import LoadError
+from loader.own import ReplacedForward, own_step, replace_forward
+from loader.steps import Sequence, Site, Step, make_step
+from manifests.errors import LoadError, PlanError
 from manifests.manifest import Manifest, Module
+from manifests.strategy import Strategy
+from manifests.styles import STYLES, resolve_style
+
+Handle = RemovableHandle | ReplacedForward
+"""Takes away what was installed."""
 
 _MARK = "_reshard_key"
 
 
-def install_hooks(
-    module: nn.Module, manifest: Manifest, group: dist.ProcessGroup | None = None
-) -> list[RemovableHandle]:
+def install_hooks(module: nn.Module, manifest: Manifest, group: dist.ProcessGroup | None = None) -> list[Handle]:
     """Put the collectives around the forwards of a module's sub-modules.
 
     Args:
@@ -30,24 +35,39 @@ def install_hooks(
 
     Raises:
         LoadError: Another number of ranks, a module that is not there, hooks installed already, or a compiled module,
-            on which hooks would never fire.
+            on which hooks would never fire; or a step does not suit its module. Nothing is changed then.
     """
-    if getattr(module, _MARK, None) is not None:
-        raise LoadError(f"{type(module).__name__}: has its hooks already; build a new module to load another split")
-    _refuse_compiled(module)
+    check_fresh(module)
     missing = [name for name in manifest.modules if not _has(module, name)]
     if missing:
         raise LoadError(f"{type(module).__name__}: has no module {missing[0]}, which the split has a step for")
-    handles: list[RemovableHandle] = []
+    handles: list[Handle] = []
     if manifest.world_size > 1:
-        group = kept(check_group(manifest, group))
+        group, sequence = kept(check_group(manifest, group)), Sequence()
+        sites: dict[nn.Module, Site] = {}
         for name, entry in manifest.modules.items():
-            handles += _install(module.get_submodule(name), entry, group)
+            site = Site(module.get_submodule(name), entry, group, sequence)
+            # A module that has two names is called under both, with its steps once.
+            if sites.setdefault(site.module, site).entry != entry:
+                raise LoadError(f"{name}: is one module with another name, and has other steps there")
+        for work in [_prepare(site) for site in sites.values()]:
+            handles += work.install()
         if "torch._dynamo" in sys.modules:
             # Code compiled before has no hooks in it.
             torch._dynamo.reset()
     object.__setattr__(module, _MARK, manifest.key)
     return handles
+
+
+def check_fresh(module: nn.Module) -> None:
+    """Refuse a module on which hooks cannot be installed.
+
+    Raises:
+        LoadError: It has its hooks already, or is compiled.
+    """
+    if getattr(module, _MARK, None) is not None:
+        raise LoadError(f"{type(module).__name__}: has its hooks already; build a new module to load another split")
+    _refuse_compiled(module)
 
 
 def check_group(manifest: Manifest, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -80,23 +100,39 @@ def _has(module: nn.Module, name: str) -> bool:
     return True
 
 
-def _install(module: nn.Module, entry: Module, group: dist.ProcessGroup | None) -> list[RemovableHandle]:
-    if entry.before == "mask_ids":
-        masked = steps.MaskedIds(entry.axis, group)
-        if getattr(module, "max_norm", None) is not None:
-            raise LoadError(f"{type(module).__name__}: max_norm rescales rows in place, which its split cannot")
-        if getattr(module, "padding_idx", None) is not None:
-            # It only stops gradients, of which there are none; torch wants it among the rank's own rows.
-            setattr(module, "padding_idx", None)  # noqa: B010 - the class declares tensors and modules only
-        return [
-            module.register_forward_pre_hook(masked.before, with_kwargs=True),
-            module.register_forward_hook(masked.after),
-        ]
-    handles: list[RemovableHandle] = []
-    if entry.before == "slice_input":
-        handles.append(module.register_forward_pre_hook(steps.slice_input(entry.axis, group), with_kwargs=True))
-    if entry.after == "all_reduce":
-        handles.append(module.register_forward_hook(steps.all_reduce(group)))
-    elif entry.after == "all_gather":
-        handles.append(module.register_forward_hook(steps.all_gather(group)))
-    return handles
+class _Work(NamedTuple):
+    """What is to be installed on one module."""
+
+    site: Site
+    steps: list[Step]
+    strategy: Strategy | None
+
+    def install(self) -> list[Handle]:
+        module, handles = self.site.module, list[Handle]()
+        if self.strategy is not None and (replaced := replace_forward(self.strategy, self.site)):
+            handles.append(replaced)
+        for step in self.steps:
+            for name, value in step.attributes.items():
+                setattr(module, name, value)
+            if step.before:
+                handles.append(module.register_forward_pre_hook(step.before, with_kwargs=True))
+            if step.after:
+                handles.append(module.register_forward_hook(step.after))
+        return handles
+
+
+def _prepare(site: Site) -> _Work:
+    """Return what a split's entry means for a module: its steps, those on the inputs first. Nothing is changed."""
+    strategy = _strategy_of(site.entry)
+    steps = [make_step(name, site) for name in (site.entry.before, site.entry.after) if name and name != "own"]
+    return _Work(site, steps if strategy is None else [*steps, own_step(strategy, site)], strategy)
+
+
+def _strategy_of(entry: Module) -> Strategy | None:
+    if entry.style in STYLES:
+        return None
+    try:
+        own = resolve_style(entry.style).own
+    except PlanError as error:
+        raise LoadError(f"the split needs a style that this process does not have: {error}") from error
+    return own() if own else None

@@ -1,22 +1,20 @@
-"""Loading a model of transformers: its class, its rank's weights, its hooks.
+"""Loading a model of transformers or diffusers: its class, its rank's weights, its hooks.
 
 The class is built with its parameters on meta and its buffers real, so nothing is allocated or initialised that the
-shard will bring. Which class it is, the manifest says.
+shard will bring. Which class of which library it is, the manifest says.
 """
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import xxhash
-from torch import nn
 
-from loader.attaching import Convert, attach
+from loader import diffusers_models, transformers_models
+from loader.attaching import attach
 from loader.group import agree, check_world_size, join_group, kept
 from loader.guard import align_sampling, refuse_unsafe
 from loader.hooks import install_hooks
@@ -25,8 +23,7 @@ from loader.shard import open_shard
 from manifests.errors import LoadError
 from manifests.manifest import Manifest, read_manifest
 
-IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
-"""Values that the class takes beside its configuration."""
+LIBRARIES = {"transformers": transformers_models, "diffusers": diffusers_models}
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +36,7 @@ def load_model(
     dtype: torch.dtype | str | None = None,
     **config: Any,  # noqa: ANN401 - the configuration's own
 ) -> Any:  # noqa: ANN401 - the class that the manifest names
-    """Load this process's rank of a split model of transformers, ready to run.
+    """Load this process's rank of a split model of transformers or diffusers, ready to run.
 
     Under torchrun the process group is started if there is none. On a CPU the parameters are mapped: no weight is read
     before it is used.
@@ -70,7 +67,7 @@ def load_model(
         opened = time.perf_counter()
         model = build_model(folder, manifest, wanted or stored_dtype(manifest), dict(config))
         built = time.perf_counter()
-        attach(model, shard, convert=_converter(model, wanted))
+        attach(model, shard, convert=LIBRARIES[manifest.model.library].converter(model, wanted) if wanted else None)
         model.to(device)
     except BaseException as error:
         agree(group, manifest.key if manifest else "", f"{type(error).__name__}: {error}")
@@ -124,65 +121,12 @@ def build_model(folder: Path, manifest: Manifest, dtype: torch.dtype, config_val
     """Return the model's class, built with its parameters on meta and its buffers real.
 
     Raises:
-        LoadError: transformers is not installed, or has no such class.
+        LoadError: It is of neither library, the library is not installed, or it has no such class.
     """
     entry = manifest.model
-    if entry.library != "transformers":
+    if entry.library not in LIBRARIES:
         raise LoadError(
-            f"{folder}: not a split of a transformers model ({entry.architecture or 'no class named'}); "
+            f"{folder}: {entry.architecture or 'no class named'}: not a split of a model of transformers or diffusers; "
             "build the module and use loader.attach and loader.install_hooks"
         )
-    try:
-        import transformers
-        from transformers.initialization import no_init_weights
-    except ImportError as error:
-        raise LoadError(f"{folder}: needs transformers: pip install 'reshard[transformers]'") from error
-    model_class = getattr(transformers, entry.architecture, None)
-    if model_class is None:
-        raise LoadError(f"{folder}: transformers {transformers.__version__} has no class {entry.architecture}")
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    chosen = {name: config_values.pop(name) for name in IMPLEMENTATIONS if name in config_values}
-    for name, value in config_values.items():
-        if not hasattr(config, name):
-            raise LoadError(f"{folder}: {type(config).__name__} has no {name}")
-        setattr(config, name, value)
-    if getattr(config, "quantization_config", None) is not None:
-        raise LoadError(f"{folder}: a quantized model is not built yet; use loader.open_shard for its tensors")
-    with no_init_weights(), parameters_on_meta():
-        model = model_class._from_config(config, dtype=dtype, **chosen)
-    if model.can_generate() and (folder / "generation_config.json").exists():
-        model.generation_config = transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
-    return model.eval()
-
-
-@contextmanager
-def parameters_on_meta() -> Iterator[None]:
-    """Within it, every parameter that a module registers is put on meta; buffers keep their values.
-
-    Source: ``init_empty_weights`` of accelerate, with ``include_buffers=False``.
-    """
-    register = nn.Module.register_parameter
-
-    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        register(module, name, parameter)
-        if parameter is not None and not parameter.is_meta:
-            module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
-
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-def _converter(model: Any, dtype: torch.dtype | None) -> Convert | None:  # noqa: ANN401
-    if dtype is None:
-        return None
-    kept = [*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())]
-
-    def convert(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        # A conversion to more bits loses nothing; one to fewer leaves what the class wants in float32.
-        wide = dtype.itemsize < tensor.dtype.itemsize and any(part in kept for part in name.split("."))
-        return tensor.to(dtype) if tensor.dtype.is_floating_point and not wide else tensor
-
-    return convert
+    return LIBRARIES[entry.library].build(folder, entry.architecture, dtype, config_values)

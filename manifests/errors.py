@@ -7,7 +7,8 @@
     ├── OutputError           5  the destination: exists, no space, no permission
     ├── ManifestError         6  a split that is not one, unfinished, or of another version
     │   └── DamageError       7  a split whose bytes are not those that were written
-    └── LoadError             8  a split that does not fit this process, group or model
+    ├── LoadError             8  a split that does not fit this process, group or model
+    └── CheckError            9  a plan under which the ranks compute something else than one process
 
 A message reads ``<thing>: <fact with numbers>; <what would do>``. Exit code 2 is the command line's, for usage.
 """
@@ -75,3 +76,17 @@ class LoadError(ReshardError):
     """The split does not fit this process, its group or its model."""
 
     exit_code = 8
+
+
+class CheckError(ReshardError):
+    """The ranks of a plan compute something else than one process.
+
+    Attributes:
+        module: The first module that parts; empty for the model itself.
+    """
+
+    exit_code = 9
+
+    def __init__(self, message: str, *, module: str = "") -> None:
+        super().__init__(message)
+        self.module = module

@@ -6,7 +6,7 @@
     factor   := formula [*|@mesh-axis]  a trailing * is @tp
 
 ``a | b`` is ``a`` unless a name in it is unknown. A division must have no remainder. A number may stand directly before
-a name (``3hd``).
+a name (``3hd``). ``?`` is a name that callers bind to what remains of a dimension.
 """
 
 import re
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from manifests.errors import PlanError
 from manifests.layout import Axis, Factor, Segment
 
-_TOKEN = re.compile(r"\s*(?:(?P<number>\d+)|(?P<name>[A-Za-z_][\w.]*)|(?P<mark>[-+*/|@,:()\[\]]))")
+_TOKEN = re.compile(r"\s*(?:(?P<number>\d+)|(?P<name>[A-Za-z_][\w.]*|\?)|(?P<mark>[-+*/|@,:()\[\]]))")
 
 Lookup = Callable[[str], int | None]
 
@@ -82,6 +82,8 @@ class _Parser:
         self.lookup = lookup
         self.tokens = _tokenize(text)
         self.at = 0
+        # Whether what is read was not chosen, so that its divisions need not come out.
+        self.idle = False
 
     def peek(self, ahead: int = 0) -> str:
         return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else ""
@@ -103,6 +105,7 @@ class _Parser:
         missing: list[str] = []
         while True:
             unknown: list[str] = []
+            self.idle = chosen is not None
             value = self._sum(unknown)
             if chosen is None and not unknown:
                 chosen = value
@@ -110,6 +113,7 @@ class _Parser:
             if self.peek() != "|":
                 break
             self.take()
+        self.idle = False
         if chosen is None:
             raise UnknownSizeError(f"{self.text!r}: the size {missing[0]!r} is not known", name=missing[0])
         return chosen
@@ -134,7 +138,7 @@ class _Parser:
                 return value
 
     def _divide(self, value: int, divisor: int, unknown: list[str]) -> int:
-        if unknown:
+        if unknown or self.idle:
             return value
         if divisor == 0 or value % divisor:
             raise PlanError(f"{self.text!r}: {value} / {divisor} is not a whole number")
@@ -145,7 +149,7 @@ class _Parser:
         if token.isdecimal():
             # A number directly before a name is one operand: 16 / 4hd divides by 4 * hd.
             return int(token) * (self._operand(unknown) if self.peek().isidentifier() else 1)
-        if not (token[0].isalpha() or token[0] == "_"):
+        if not (token[0].isalpha() or token[0] in "_?"):
             raise PlanError(f"{self.text!r}: {token!r} is no number and no name")
         value = self.lookup(token)
         if value is None:

@@ -11,6 +11,7 @@ import msgspec
 import xxhash
 
 from manifests.errors import ManifestError
+from manifests.layout import Mesh
 from manifests.placement import REPLICATED, Placement
 from manifests.runs import Run
 
@@ -35,10 +36,17 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One source's contribution to a tensor: the product of its links. No links: the whole source as it is."""
+    """One source's contribution to a tensor: the product of its links. No links: the whole source as it is.
+
+    Attributes:
+        source: The source tensor's name.
+        links: From its dimensions to the tensor's.
+        shape: What the links take for its shape, of as many elements; its own if empty.
+    """
 
     source: str
     links: tuple[Link, ...] = ()
+    shape: tuple[int, ...] = ()
 
 
 class Tensor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -49,7 +57,8 @@ class Tensor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         shape: The whole tensor's shape, in elements.
         placement: How it is divided.
         parts: Where it came from; none means the whole source tensor of the same name.
-        unused: Whether no rank needs it: it is kept for merging only, under its stored name.
+        unused: Whether no rank needs it: it is kept for merging only, under its stored name, with ``.unused`` after it
+            if only a part of the stored tensor is not needed.
     """
 
     dtype: str
@@ -167,13 +176,15 @@ class Module(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         before: The step on its inputs.
         after: The step on its output.
         axis: The divided axis that a step refers to: ids for mask_ids, input features for slice_input, output
-            features for all_gather.
+            features for all_gather, experts for route_local.
+        mesh: What the axis is divided over, where that is not all ranks.
     """
 
     style: str
     before: str = ""
     after: str = ""
     axis: str = ""
+    mesh: Mesh = ()
 
 
 class Rule(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -1,7 +1,8 @@
 """Split safetensors checkpoints into tensor-parallel rank files, offline, and prove where every byte came from.
 
     plan, split     decide a split; make it
-    verify, merge   check it; take it apart again
+    verify, merge   prove it whole; take it apart again
+    check           run it beside one process, and name the first module that differs
 
 Importing this package imports neither numpy nor torch; a function loads what it needs.
 """
@@ -12,13 +13,14 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "check": "reshard.checking",
     "plan": "reshard.splitting",
     "split": "reshard.splitting",
     "verify": "reshard.verifying",
     "merge": "reshard.merging",
 }
 
-__all__ = ["__version__", "merge", "plan", "split", "verify"]
+__all__ = ["__version__", "check", "merge", "plan", "split", "verify"]
 
 
 def __dir__() -> list[str]:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from manifests.errors import CheckpointError, PlanError
+from manifests.errors import PlanError
+from manifests.expression import Lookup
 from manifests.manifest import Rule
 from reshard import recipe
 from reshard.catalogue import (
@@ -14,14 +15,13 @@ from reshard.catalogue import (
     find_architecture,
     model_types,
 )
+from reshard.catalogue.diffusers import check_names, class_names
 from reshard.checkpoint import Checkpoint
 from reshard.options import Options
 from reshard.placing import RuntimeTensor
 from reshard.planfile import build_plan, read_plan
 from reshard.plans import Matcher, Plan, anchor_rules, modules_of
-from reshard.sizes import Sizes
-
-EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+from reshard.sizes import scoped_sizes
 
 
 def choose_architecture(checkpoint: Checkpoint, options: Options) -> Architecture | None:
@@ -39,43 +39,17 @@ def build_tensors(
 ) -> dict[str, RuntimeTensor]:
     """Return the tensors under the names and in the layout that were chosen."""
     stored = {name: tensor.stored for name, tensor in checkpoint.tensors.items()}
+    if architecture is not None and architecture.library == "diffusers":
+        check_names(checkpoint.folder.label, stored)
     if architecture is None or options.layout == "checkpoint":
         return recipe.stored_tensors(stored)
-    sizes = Sizes({}, checkpoint.config, architecture.defaults, architecture.aliases)
-    experts = [count for name in EXPERT_COUNTS if (count := sizes.get(name)) is not None]
-    return recipe.runtime_tensors(stored, architecture, experts[0] if experts else None)
+    sizes = scoped_sizes(default_sizes(), checkpoint.config, architecture)
 
+    def lookup_of(name: str) -> Lookup:
+        # A name with a dot is a path in the whole configuration.
+        return lambda size: (sizes.root if "." in size else sizes.of(name)).get(size)
 
-def find_ties(
-    checkpoint: Checkpoint,
-    architecture: Architecture | None,
-    tensors: Mapping[str, RuntimeTensor],
-    options: Options,
-) -> dict[str, str]:
-    """Return the parameters that are another one, stored under one of the two names.
-
-    Where both are stored they stay two parameters, as transformers keeps them if their values differ.
-    """
-    ties: dict[str, str] = {}
-    if architecture is None:
-        return ties
-    flag = checkpoint.config.get("tie_word_embeddings", architecture.defaults.get("tie_word_embeddings"))
-    for one, other in architecture.ties.items():
-        if one in tensors and other in tensors:
-            continue
-        if not flag:
-            if options.layout == "runtime" and (one in tensors) != (other in tensors):
-                absent = other if one in tensors else one
-                raise CheckpointError(
-                    f"{checkpoint.folder.label}: {absent} is not stored, and tie_word_embeddings is false in "
-                    "config.json; the model cannot run without it"
-                )
-            continue
-        if other in tensors:
-            ties[one] = other
-        elif one in tensors:
-            ties[other] = one
-    return ties
+    return recipe.runtime_tensors(stored, architecture, lookup_of)
 
 
 def choose_plan(
@@ -104,14 +78,20 @@ def choose_plan(
     _refuse_other_layout(plan, checkpoint, architecture, names, options)
     known = built_in_plan(architecture) if architecture else None
     return plan._replace(
-        sizes={**default_sizes(), **plan.sizes},
+        sizes={**(known.sizes if known else default_sizes()), **plan.sizes},
         bindings=known.bindings if known else default_bindings(),
         attributes={**(known.attributes if known else {}), **plan.attributes},
+        expert_rules=plan.expert_rules or (known.expert_rules if known else ()),
     )
 
 
 def _no_plan(checkpoint: Checkpoint) -> str:
     model_type = checkpoint.config.get("model_type")
+    if not model_type and (name := checkpoint.config.get("_class_name")):
+        return (
+            f"{checkpoint.folder.label}: no built-in plan for the class {name!r} of diffusers "
+            f"({', '.join(class_names())} have one); give one with --plan"
+        )
     if not model_type:
         return (
             f"{checkpoint.folder.label}: no model_type in config.json, so no built-in plan fits; give one with --plan"

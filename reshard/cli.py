@@ -91,6 +91,9 @@ _plan_options = options(
         default="runtime",
         help="Names and layout: runtime, or checkpoint as stored.",
     ),
+    click.option(
+        "--ep", "experts", type=whole_number, metavar="N", default="1", help="Divide experts over N of the ranks."
+    ),
     click.option("--self-contained", is_flag=True, help="Give every rank its own copy of whole tensors."),
     click.option(
         "--max-file-size",
@@ -179,22 +182,46 @@ def plan(model: str, tp: int, program: bool, quiet: bool, as_json: bool, **chose
 
 
 @main.command()
+@click.argument("model")
+@_tp
+@click.option("--tiny", is_flag=True, help="Run a tiny random model of the same class; config.json is enough.")
+@click.option("--tokens", type=whole_number, metavar="N", default="12", help="Ids in the prompt; 12 if not given.")
+@_plan_options
+@_output_options
+def check(model: str, tp: int, tiny: bool, tokens: int, quiet: bool, as_json: bool, **chosen: Any) -> None:  # noqa: ANN401
+    """Run MODEL in one process and in N, and name the first module that differs."""
+    from manifests.errors import CheckError
+    from reshard import checking
+    from reshard.verdict import format_check
+
+    with _progress("split", quiet=quiet) as progress:
+        facts = checking.check(model, tp=tp, tiny=tiny, tokens=tokens, progress=progress, **chosen)
+    _print_result(facts, format_check(facts), as_json=as_json)
+    if not facts["right"]:
+        where = facts["finding"]["module"]
+        raise CheckError(f"{facts['plan']}: the ranks part at {where or 'the model'}", module=where)
+
+
+@main.command()
 @click.argument("model", required=False)
 @_hub_options
 @_output_options
 def plans(model: str | None, quiet: bool, as_json: bool, **chosen: Any) -> None:  # noqa: ANN401
-    """Print the model types with a plan, or the class of MODEL."""
+    """Print the model types and classes of diffusers with a plan, or the class of MODEL."""
     if model is None:
         from reshard.catalogue import model_types
+        from reshard.catalogue.diffusers import class_names
 
-        _print_result({"model_types": model_types()}, model_types(), as_json=as_json)
+        known = {"model_types": model_types(), "diffusers": class_names()}
+        _print_result(known, [*known["model_types"], *known["diffusers"]], as_json=as_json)
         return
     from reshard import splitting
 
     # One rank needs nothing divided, so whatever is refused here is refused at any number of ranks.
     planned = splitting.plan(model, tp=1, **chosen)
     facts = {"type": planned.model.type, "architecture": planned.model.architecture, "plan": planned.plan.label}
-    _print_result(facts, [f"{facts['type']}: {facts['architecture']}: {facts['plan']}"], as_json=as_json)
+    kind = facts["type"] or planned.model.library
+    _print_result(facts, [f"{kind}: {facts['architecture']}: {facts['plan']}"], as_json=as_json)
 
 
 @main.command()

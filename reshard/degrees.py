@@ -15,35 +15,74 @@ from manifests.placement import Cut, Placement, dim_runs
 MAX_LISTED_DEGREE = 128
 
 
+class Wanted(NamedTuple):
+    """One dimension that is to be divided.
+
+    Attributes:
+        dim: The dimension.
+        axis: The logical axis that it runs along.
+        unit: Elements of the axis that one entry stands for.
+    """
+
+    dim: int
+    axis: Axis
+    unit: int = 1
+
+
 class Demand(NamedTuple):
-    """A rule's wish to cut one dimension of one tensor.
+    """The wish to divide a tensor.
 
     Attributes:
         name: The tensor's name.
         dtype: The tensor's dtype.
         shape: The tensor's shape, in elements.
-        axis: The logical axis that the dimension runs along.
-        dim: The dimension.
-        unit: Elements of the axis that one entry stands for.
+        cuts: Its dimensions that are to be divided.
         group: The module whose children share a mesh.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    axis: Axis
-    dim: int
-    unit: int
+    cuts: tuple[Wanted, ...]
     group: str
+
+    @property
+    def mesh_axes(self) -> frozenset[str]:
+        """The names of the mesh axes over which it is to be divided."""
+        return frozenset().union(*(cut.axis.mesh_axes() for cut in self.cuts))
 
     def placed(self, mesh: Mesh) -> Placement:
         """Return the placement that grants the wish over a mesh."""
-        return Placement((Cut(self.dim, str(self.axis), self.unit),), mesh)
+        return Placement(tuple(Cut(cut.dim, str(cut.axis), cut.unit) for cut in self.cuts), mesh)
 
 
-def allowed_degrees(demands: list[Demand]) -> tuple[int, ...]:
+class World(NamedTuple):
+    """The ranks.
+
+    Attributes:
+        size: Their number.
+        experts: Over how many of them experts are divided, the other factor dividing each expert; 1 if not at all.
+    """
+
+    size: int
+    experts: int = 1
+
+    @property
+    def plain_mesh(self) -> Mesh:
+        """All ranks as one axis."""
+        return (("tp", self.size),)
+
+    @property
+    def expert_mesh(self) -> Mesh | None:
+        """The ranks as experts times the parts of an expert, or None where the one does not divide the other."""
+        parts, rest = divmod(self.size, self.experts)
+        return None if rest else (("ep", self.experts), ("etp", parts))
+
+
+def allowed_degrees(demands: list[Demand], experts: int = 1) -> tuple[int, ...]:
     """Return the numbers of ranks, up to 128, that satisfy all demands."""
-    return tuple(degree for degree in range(1, MAX_LISTED_DEGREE + 1) if not failing(demands, degree))
+    candidates = range(experts, MAX_LISTED_DEGREE + 1, experts)
+    return tuple(degree for degree in candidates if not failing(demands, World(degree, experts)))
 
 
 def choose_mesh(axes: Iterable[Axis], world_size: int) -> Mesh | None:
@@ -66,45 +105,43 @@ def choose_mesh(axes: Iterable[Axis], world_size: int) -> Mesh | None:
     return None
 
 
-def _uses_heads(axis: Axis) -> bool:
-    return bool(axis.mesh_axes() & {"kv", "rep"})
+def _uses_heads(demand: Demand) -> bool:
+    return bool(demand.mesh_axes & {"kv", "rep"})
 
 
-def _group_axes(demands: Iterable[Demand]) -> dict[str, set[Axis]]:
+def group_meshes(demands: Iterable[Demand], world: World) -> dict[str, Mesh]:
+    """Return the mesh of every group whose heads the number of ranks divides."""
     groups: dict[str, set[Axis]] = {}
     for demand in demands:
-        if _uses_heads(demand.axis):
-            groups.setdefault(demand.group, set()).add(demand.axis)
-    return groups
-
-
-def group_meshes(demands: Iterable[Demand], world_size: int) -> dict[str, Mesh]:
-    """Return the mesh of every group whose heads the number of ranks divides."""
+        if _uses_heads(demand):
+            groups.setdefault(demand.group, set()).update(cut.axis for cut in demand.cuts)
     chosen: dict[frozenset[Axis], Mesh | None] = {}
     meshes: dict[str, Mesh] = {}
-    for group, axes in _group_axes(demands).items():
+    for group, axes in groups.items():
         key = frozenset(axes)
         if key not in chosen:
-            chosen[key] = choose_mesh(key, world_size)
+            chosen[key] = choose_mesh(key, world.size)
         mesh = chosen[key]
         if mesh is not None:
             meshes[group] = mesh
     return meshes
 
 
-def mesh_for(demand: Demand, meshes: Mapping[str, Mesh], world_size: int) -> Mesh:
-    """Return the mesh that a demand's axis is divided over."""
-    return meshes[demand.group] if _uses_heads(demand.axis) else (("tp", world_size),)
+def mesh_for(demand: Demand, meshes: Mapping[str, Mesh], world: World) -> Mesh | None:
+    """Return the mesh that a demand's axes are divided over, or None if there is none."""
+    if _uses_heads(demand):
+        return meshes.get(demand.group)
+    return world.expert_mesh if demand.mesh_axes & {"ep", "etp"} else world.plain_mesh
 
 
-def failing(demands: list[Demand], world_size: int) -> list[Demand]:
+def failing(demands: list[Demand], world: World) -> list[Demand]:
     """Return the demands that the number of ranks does not satisfy."""
-    meshes = group_meshes(demands, world_size)
+    meshes = group_meshes(demands, world)
     verdicts: dict[tuple[object, ...], bool] = {}
     unsatisfied: list[Demand] = []
     for demand in demands:
-        mesh = meshes.get(demand.group) if _uses_heads(demand.axis) else (("tp", world_size),)
-        key = (mesh, demand.axis, demand.dim, demand.unit, demand.dtype, demand.shape)
+        mesh = mesh_for(demand, meshes, world)
+        key = (mesh, demand.cuts, demand.dtype, demand.shape)
         if key not in verdicts:
             verdicts[key] = mesh is not None and _divides(demand, mesh)
         if not verdicts[key]:
@@ -115,7 +152,7 @@ def failing(demands: list[Demand], world_size: int) -> list[Demand]:
 def _divides(demand: Demand, mesh: Mesh) -> bool:
     if prod(size for _, size in mesh) == 1:
         return True
-    if misfits(demand.axis, mesh):
+    if any(misfits(cut.axis, mesh) for cut in demand.cuts):
         return False
     return dim_runs(demand.placed(mesh), demand.dtype, demand.shape, 0) is not None
 
@@ -128,25 +165,25 @@ def by_shape(demands: Iterable[Demand]) -> dict[str, list[Demand]]:
     return groups
 
 
-def describe(kind: str, unsatisfied: list[Demand], demands: Iterable[Demand], world_size: int) -> str:
+def describe(kind: str, unsatisfied: list[Demand], demands: Iterable[Demand], world: World) -> str:
     """Return one line on demands of one kind that the number of ranks does not satisfy.
 
     Args:
         kind: The name that they share.
         unsatisfied: Those demands.
         demands: All demands of the model; those of the same group decide together.
-        world_size: The number of ranks that was asked for.
+        world: The ranks that were asked for.
     """
     first = unsatisfied[0]
-    group = [demand for demand in demands if demand.group == first.group and _uses_heads(demand.axis)]
-    allowed = allowed_degrees(group if _uses_heads(first.axis) else [first])
+    group = [demand for demand in demands if demand.group == first.group and _uses_heads(demand)]
+    allowed = allowed_degrees(group if _uses_heads(first) else [first], world.experts)
     count = f" ({len(unsatisfied)} tensors)" if len(unsatisfied) > 1 else ""
-    unit = f" in blocks of {first.unit}" if first.unit > 1 else ""
     name = kind if len(unsatisfied) > 1 else first.name
-    return (
-        f"{name}{count}: dim {first.dim} has {first.axis.size} = {first.axis}{unit}; "
-        f"{world_size} ranks do not divide it; {shown_degrees(allowed)} do"
+    dims = " and ".join(
+        f"dim {cut.dim} has {cut.axis.size} = {cut.axis}" + (f" in blocks of {cut.unit}" if cut.unit > 1 else "")
+        for cut in first.cuts
     )
+    return f"{name}{count}: {dims}; {world.size} ranks do not divide it; {shown_degrees(allowed)} do"
 
 
 def shown_degrees(degrees: tuple[int, ...], most: int = 12) -> str:

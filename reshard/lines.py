@@ -135,7 +135,7 @@ def format_merged(facts: Facts) -> Iterator[str]:
 
 
 def _model_name(model: Facts) -> str:
-    return f"{model['architecture'] or 'no class'} ({model['type'] or 'no model type'})"
+    return f"{model['architecture'] or 'no class'} ({model['type'] or model['library'] or 'no model type'})"
 
 
 def _format_placement(tensor: Facts) -> str:

@@ -1,9 +1,11 @@
 """From what a split is (placed tensors, files) to the program that makes it, or that takes it apart again."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from math import prod
 from typing import NamedTuple
 
 from manifests.dtypes import atom, atoms, nbytes
+from manifests.errors import ReshardError
 from manifests.manifest import Link, Part, Tensor
 from manifests.placement import dim_runs, part_of
 from manifests.runs import Runs, compose, invert, numel, whole, without
@@ -54,7 +56,7 @@ def parts_of(name: str, tensor: Tensor) -> tuple[Part, ...]:
     """Return where a tensor came from, spelt out."""
     shape, _ = storage(tensor.dtype, tensor.shape)
     parts = tensor.parts or (Part(name),)
-    return tuple(part if part.links else Part(part.source, identity_links(shape)) for part in parts)
+    return tuple(part if part.links else Part(part.source, identity_links(shape), part.shape) for part in parts)
 
 
 def split_moves(
@@ -64,11 +66,24 @@ def split_moves(
     moves: list[Move] = []
     for name, tensor in tensors.items():
         shape, item_nbytes = storage(tensor.dtype, tensor.shape)
-        gathers = tuple(Gather(inputs[part.source], part.links) for part in parts_of(name, tensor))
+        gathers = tuple(Gather(_seen(inputs[part.source], part), part.links) for part in parts_of(name, tensor))
         scatters = tuple(Scatter(place.file, place.offset, part_runs(tensor, place.rank)) for place in places[name])
         moves.append(Move(name, shape, item_nbytes, gathers, scatters))
     moves.sort(key=_first_source)
     return tuple(moves)
+
+
+def _seen(source: Input, part: Part) -> Input:
+    """Return a stored tensor in the shape that the part's links take it for.
+
+    Raises:
+        ReshardError: It has another number of elements.
+    """
+    if not part.shape:
+        return source
+    if prod(part.shape) != prod(source.shape):
+        raise ReshardError(f"{source.name}: {list(source.shape)} is not seen under the shape {list(part.shape)}")
+    return source._replace(shape=part.shape)
 
 
 def _first_source(move: Move) -> tuple[int, int]:
@@ -90,18 +105,22 @@ def merge_moves(
         targets: Where every source tensor goes.
     """
     gathers: dict[str, list[Gather]] = {name: [] for name in targets}
+    views: dict[str, tuple[int, ...]] = {}
     for name, tensor in tensors.items():
         for place, back in _first_copies(tensor, places[name]):
             shape = tuple(map(numel, part_runs(tensor, place.rank)))
             local = Input(name, place.file, place.offset, shape, storage(tensor.dtype, tensor.shape)[1])
             for part in parts_of(name, tensor):
                 links = _links_back(part.links, back)
+                if part.shape:
+                    views[part.source] = part.shape
                 if part.source in gathers and links is not None:
                     gathers[part.source].append(Gather(local, links))
     return tuple(
         Move(name, shape, item_nbytes, tuple(gathers[name]), (Scatter(place.file, place.offset, _whole(shape)),))
         for name, place in targets.items()
-        for shape, item_nbytes in [storage(*sources[name])]
+        for stored, item_nbytes in [storage(*sources[name])]
+        for shape in [views.get(name, stored)]
     )
 
 

@@ -23,6 +23,7 @@ class Options(NamedTuple):
         self_contained: Whether every rank's file holds its own copy of the replicated tensors.
         max_file_nbytes: The most data bytes in one file; 0 for no limit.
         drop_unused: Whether tensors that the model does not use are left out.
+        experts: Over how many of the ranks experts are divided; 1 leaves all experts on every rank.
     """
 
     plan: Path | str | Mapping[str, Any] | None = None
@@ -34,6 +35,7 @@ class Options(NamedTuple):
     self_contained: bool = False
     max_file_nbytes: int = 0
     drop_unused: bool = False
+    experts: int = 1
 
 
 def check_options(options: Options) -> None:

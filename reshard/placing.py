@@ -5,19 +5,31 @@ fit is collected and reported at once, with the numbers of ranks that would do.
 """
 
 from collections.abc import Iterable, Mapping
+from types import NotImplementedType
 from typing import NamedTuple
 
 from manifests.errors import DegreeError, PlanError
-from manifests.expression import UnknownSizeError, evaluate, parse_axis
-from manifests.layout import Axis, Mesh, packed_axis, plain_axis
+from manifests.expression import evaluate
+from manifests.layout import Axis, Factor, Mesh, Segment
 from manifests.manifest import Module, Part, Rule, Tensor
 from manifests.placement import PARTIAL, REPLICATED, Placement, part_of
-from manifests.styles import STYLES, axis_dim
-from reshard.degrees import Demand, allowed_degrees, by_shape, describe, failing, group_meshes, mesh_for, shown_degrees
-from reshard.plans import Matcher, Plan, modules_of
-from reshard.sizes import Sizes
-
-MESH_AXES = frozenset({"tp", "kv", "rep"})
+from manifests.strategy import Parameter, place_parameter
+from manifests.styles import Style, axis_dim, resolve_style
+from reshard.axes import AxisFinder, over
+from reshard.degrees import (
+    Demand,
+    Wanted,
+    World,
+    allowed_degrees,
+    by_shape,
+    describe,
+    failing,
+    group_meshes,
+    mesh_for,
+    shown_degrees,
+)
+from reshard.plans import Matcher, Plan, expand_conditions, modules_of
+from reshard.sizes import ScopedSizes
 
 
 class RuntimeTensor(NamedTuple):
@@ -40,7 +52,7 @@ class Model(NamedTuple):
     """
 
     tensors: Mapping[str, RuntimeTensor]
-    sizes: Sizes
+    sizes: ScopedSizes
     ties: Mapping[str, str]
     scale_blocks: tuple[int, ...] = ()
 
@@ -67,39 +79,69 @@ class Resolution(NamedTuple):
     notes: tuple[str, ...]
 
 
-def check_degree(world_size: object) -> int:
-    """Return the number of ranks.
+def check_degree(world_size: object, experts: object = 1) -> World:
+    """Return the ranks.
 
     Raises:
-        PlanError: It is not a whole number from 1.
+        PlanError: Not a whole number of ranks from 1, or the experts are not divided over a divisor of it.
     """
     if type(world_size) is not int or world_size < 1:
         raise PlanError(f"tp: {world_size!r} is not a number of ranks; a whole number from 1 is")
-    return world_size
+    if type(experts) is not int or experts < 1 or world_size % experts:
+        raise PlanError(f"ep: {experts!r} does not divide the {world_size} ranks; a divisor of tp does")
+    return World(world_size, experts)
 
 
-def resolve(model: Model, plan: Plan, world_size: int) -> Resolution:
+def resolve(model: Model, plan: Plan, world_size: int, experts: int = 1) -> Resolution:
     """Apply a plan.
 
     Args:
         model: The model.
         plan: The plan, its rules under the model's names.
         world_size: Number of ranks.
+        experts: Over how many of the ranks experts are divided; 1 leaves all experts on every rank.
 
     Raises:
         DegreeError: The number of ranks does not divide something that the plan divides.
         PlanError: The plan does not fit the model.
     """
-    return _Resolver(model, plan, check_degree(world_size)).run()
+    names = [*(name for name, tensor in model.tensors.items() if not tensor.unused), *model.ties]
+    expanded = plan._replace(
+        rules=expand_conditions(plan.rules, names), expert_rules=expand_conditions(plan.expert_rules, names)
+    )
+    return _Resolver(model, expanded, check_degree(world_size, experts)).run()
+
+
+class _Rules:
+    """The rules that take names; those of divided experts come first, and alone below a module that has one."""
+
+    def __init__(self, plan: Plan, *, experts: bool) -> None:
+        self._rules = Matcher(plan.rules)
+        self._experts = Matcher(plan.expert_rules if experts else ())
+
+    def for_module(self, name: str) -> Rule | None:
+        parent = name.rpartition(".")[0]
+        return self._experts.find(name) or (None if self._experts.find(parent) else self._rules.find(name))
+
+    def for_parameter(self, name: str) -> tuple[Rule | None, bool]:
+        """Return the rule that takes a parameter, and whether it names the parameter rather than its module."""
+        rule, direct = self._experts.find_for_parameter(name)
+        return (rule, direct) if rule else self._rules.find_for_parameter(name)
+
+    def within(self, name: str) -> Rule | None:
+        """Return the rule that divides the inner width of an expert's parameter."""
+        rule, direct = self._rules.find_for_parameter(name)
+        return rule if direct else None
 
 
 class _Resolver:
-    def __init__(self, model: Model, plan: Plan, world_size: int) -> None:
+    def __init__(self, model: Model, plan: Plan, world: World) -> None:
         self.model = model
         self.plan = plan
-        self.world_size = world_size
-        self.matcher = Matcher(plan.rules)
+        self.world = world
+        self.find = _Rules(plan, experts=world.experts > 1)
         self.tensors = {name: tensor for name, tensor in model.tensors.items() if not tensor.unused}
+        self.axes = AxisFinder(plan, model.sizes, {name: tensor.shape for name, tensor in self.tensors.items()})
         # A tied parameter is planned like a stored one: its rule must lead to the placement of what it is tied to.
         self.tied = {name: self.tensors[source] for name, source in model.ties.items()}
         self.rules: dict[str, Rule] = {}
@@ -107,6 +149,8 @@ class _Resolver:
         self.notes: dict[str, None] = {}
 
     def run(self) -> Resolution:
+        if self.world.experts > 1 and not self.plan.expert_rules:
+            raise PlanError(f"{self.plan.label}: ep {self.world.experts}: has no rules that divide experts")
         demands: dict[str, Demand] = {}
         placements: dict[str, Placement] = {}
         for name, tensor in {**self.tensors, **self.tied}.items():
@@ -119,7 +163,8 @@ class _Resolver:
         self._check_rules_used()
         meshes = self._meshes(demands.values())
         for demand in demands.values():
-            placements[demand.name] = demand.placed(mesh_for(demand, meshes, self.world_size))
+            mesh = mesh_for(demand, meshes, self.world)
+            placements[demand.name] = demand.placed(mesh or self.world.plain_mesh)
             self._check_summed(demand, placements[demand.name])
         self._check_ties(placements)
         return Resolution(
@@ -132,93 +177,85 @@ class _Resolver:
             attributes=self._attributes(meshes),
             ties=dict(self.model.ties),
             sizes=dict(sorted(self.model.sizes.used.items())),
-            notes=tuple(self.notes),
+            notes=(*self.axes.notes, *self.notes),
         )
 
     def _wish(self, name: str, tensor: RuntimeTensor) -> Demand | Placement:
-        rule, direct = self.matcher.find_for_parameter(name)
+        rule, direct = self.find.for_parameter(name)
         if rule is None:
             return REPLICATED
         self.rules[name] = rule
-        style = STYLES[rule.style]
+        style = resolve_style(rule.style)
+        placed = self._placed_by_strategy(style, name, tensor)
+        if placed is not None:
+            self.effective.add(rule.pattern)
+            return placed
         if not style.cuts:
             self.effective.add(rule.pattern)
             return REPLICATED
-        module, _, leaf = name.rpartition(".")
         if not tensor.shape:
             return REPLICATED
+        if style.cuts == "expert":
+            return self._expert_wish(rule, name, tensor)
+        module, _, leaf = name.rpartition(".")
         is_bias = leaf.endswith("bias") and not direct
         if is_bias and style.bias != "cut":
             return PARTIAL if style.bias == "partial" else REPLICATED
         if len(tensor.shape) == 1 and not is_bias and not direct and style.cuts != "out":
             return REPLICATED
-        axis = self._axis(rule, module if not direct else name, name if direct else self._weight_of(module, name))
-        dim = _dim(rule, tensor, name)
-        unit = self._unit(tensor, dim, axis, name)
-        if unit is None:
+        cut = self._cut(rule, style, name, tensor, direct=direct)
+        if cut is None:
             return REPLICATED
         self.effective.add(rule.pattern)
         group = name.rpartition(".")[0] if direct else module.rpartition(".")[0]
-        return Demand(name, tensor.dtype, tensor.shape, axis, dim, unit, group)
+        return Demand(name, tensor.dtype, tensor.shape, (cut,), group)
+
+    def _placed_by_strategy(self, style: Style, name: str, tensor: RuntimeTensor) -> Demand | Placement | None:
+        """Return what a strategy of the user's own wishes, or None if the style's row says it."""
+        if style.own is None:
+            return None
+        placed = place_parameter(style.own, Parameter(name, tensor.dtype, tensor.shape, self.world.size))
+        if placed is None:
+            return REPLICATED
+        if isinstance(placed, NotImplementedType):
+            return None
+        notation, dim = placed
+        module = name.rpartition(".")[0]
+        axis = self.axes.bind(notation, module, name, tensor.shape[dim])
+        return Demand(name, tensor.dtype, tensor.shape, (Wanted(dim, axis),), module.rpartition(".")[0])
+
+    def _expert_wish(self, rule: Rule, name: str, tensor: RuntimeTensor) -> Demand:
+        """Return the wish to divide experts over ``ep``, and each over ``etp`` by its rule for undivided experts."""
+        module = name.rpartition(".")[0]
+        self.effective.add(rule.pattern)
+        cuts = [Wanted(0, Axis((Segment((Factor(tensor.shape[0], "ep"),)),)))]
+        if self.world.experts < self.world.size:
+            inner = self.find.within(name)
+            style = resolve_style(inner.style) if inner else None
+            cut = self._cut(inner, style, name, tensor, direct=True) if inner and style and style.cuts else None
+            if cut is None or cut.dim == 0:
+                ranks = self.world.size // self.world.experts
+                raise PlanError(
+                    f"{self.plan.label}: {name}: ep {self.world.experts} leaves {ranks} ranks for each expert, "
+                    f"and no rule divides it further; ep {self.world.size} would do"
+                )
+            cuts.append(cut._replace(axis=over(cut.axis, "etp")))
+        return Demand(name, tensor.dtype, tensor.shape, tuple(cuts), module)
+
+    def _cut(self, rule: Rule, style: Style, name: str, tensor: RuntimeTensor, *, direct: bool) -> Wanted | None:
+        """Return the dimension that a rule divides, or None if the tensor has no entries along its axis."""
+        module = name.rpartition(".")[0]
+        reference = name if direct else self._weight_of(module, name)
+        defining = self.tensors.get(reference) or self.tied[reference]
+        size = defining.shape[_dim(rule, style, defining, reference)]
+        axis = self.axes.find(rule, style, name if direct else module, reference, size)
+        dim = _dim(rule, style, tensor, name)
+        unit = self._unit(tensor, dim, axis, name)
+        return None if unit is None else Wanted(dim, axis, unit)
 
     def _weight_of(self, module: str, name: str) -> str:
         weight = f"{module}.weight"
         return weight if weight in self.tensors or weight in self.tied else name
-
-    def _axis(self, rule: Rule, target: str, reference: str) -> Axis:
-        """Return the axis that a rule cuts, from the tensor that defines its size."""
-        style = STYLES[rule.style]
-        tensor = self.tensors.get(reference) or self.tied[reference]
-        size = tensor.shape[_dim(rule, tensor, reference)]
-        if style.packed and not rule.layout:
-            blocks = rule.blocks or (1, 1)
-            if size % sum(blocks):
-                raise PlanError(
-                    f"{self.plan.label}: {reference}: {size} is not a multiple of its blocks {list(blocks)}; "
-                    "give the blocks' proportions or sizes"
-                )
-            return packed_axis(tuple(block * (size // sum(blocks)) for block in blocks))
-        notation = rule.layout or (
-            "" if style.contiguous else self._binding(target, "in" if style.cuts == "in" else "out")
-        )
-        if not notation:
-            return plain_axis(size)
-        axis = self._bind(notation, target, required=bool(rule.layout))
-        if axis is None:
-            return plain_axis(size)
-        if unknown := axis.mesh_axes() - MESH_AXES:
-            raise PlanError(
-                f"{self.plan.label}: {reference}: the layout {notation} divides over {min(unknown)!r}; "
-                f"known are {', '.join(sorted(MESH_AXES))} (* is tp)"
-            )
-        if not axis.mesh_axes():
-            raise PlanError(
-                f"{self.plan.label}: {reference}: the layout {notation} divides nothing; mark a factor with *"
-            )
-        if axis.size != size:
-            raise PlanError(
-                f"{self.plan.label}: {reference}: the layout {notation} has {axis.size} elements ({axis}), "
-                f"the tensor {size}; give its rule a layout, or bind the sizes in [sizes]"
-            )
-        return axis
-
-    def _binding(self, target: str, side: str) -> str:
-        """Return the axis bound to a module by the longest fitting suffix of its name."""
-        fitting = [b for b in self.plan.bindings if f".{target}".endswith(f".{b.suffix}")]
-        best = max(fitting, key=lambda binding: len(binding.suffix), default=None)
-        if best is None:
-            return ""
-        return best.into if side == "in" else best.out
-
-    def _bind(self, notation: str, target: str, *, required: bool) -> Axis | None:
-        try:
-            return parse_axis(notation, self.model.sizes.get)
-        except UnknownSizeError as error:
-            if required:
-                raise PlanError(f"{self.plan.label}: {target}: {error}; bind it in [sizes]") from error
-            suffix = target.rpartition(".")[2]
-            self.notes[f"{suffix}: cut as plain rows, since the size {error.name!r} of its heads is not known"] = None
-            return None
 
     def _unit(self, tensor: RuntimeTensor, dim: int, axis: Axis, name: str) -> int | None:
         """Return how many elements of the axis one entry of the dimension stands for, or None if it has none."""
@@ -235,46 +272,75 @@ class _Resolver:
 
     def _modules(self, demands: Mapping[str, Demand]) -> dict[str, Module]:
         modules: dict[str, Module] = {}
-        for module in modules_of([*self.tensors, *self.tied]):
-            rule = self.matcher.find(module)
+        owners = modules_of([*self.tensors, *self.tied])
+        for module in (*owners, *self._without_tensors(owners)):
+            rule = self.find.for_module(module)
             if rule is None:
                 continue
-            style = STYLES[rule.style]
+            style = resolve_style(rule.style)
             weight_name = self._weight_of(module, module)
             weight = demands.get(weight_name)
             if style.cuts and (weight is None or self.rules[weight_name] is not rule):
                 continue
             self.effective.add(rule.pattern)
-            if style.before or style.after:
-                axis = str(weight.axis) if weight else ""
+            if style.before == "route_local":
+                modules[module] = self._routed(style, module, demands)
+            elif style.before or style.after or style.own:
+                axis = str(weight.cuts[0].axis) if weight else ""
                 modules[module] = Module(style.name, style.before, style.after, axis)
         return modules
 
+    def _without_tensors(self, owners: list[str]) -> list[str]:
+        """Return the identities that rules name inside of modules with tensors; no tensor's name tells of them."""
+        found: list[str] = []
+        for rule in self.plan.rules:
+            parent, _, leaf = rule.pattern.rpartition(".")
+            if resolve_style(rule.style).before == "divide_input" and parent and leaf != "*":
+                inside = Matcher([Rule(parent, "")])
+                names = [f"{owner}.{leaf}" for owner in owners if inside.find(owner)]
+                found += [name for name in names if name not in owners]
+        return found
+
+    def _routed(self, style: Style, module: str, demands: Mapping[str, Demand]) -> Module:
+        """Return the steps of experts that are divided over ranks."""
+        axes = {
+            str(demand.cuts[0].axis)
+            for demand in demands.values()
+            if demand.group == module and "ep" in demand.mesh_axes
+        }
+        if len(axes) != 1:
+            found = " and ".join(sorted(axes)) or "nothing"
+            raise PlanError(f"{self.plan.label}: {module}: {style.name} needs experts divided alike, found {found}")
+        return Module(style.name, style.before, style.after, axes.pop(), self.world.expert_mesh or ())
+
     def _check_rules_used(self) -> None:
-        dead = [rule for rule in self.plan.rules if rule.pattern not in self.effective]
-        if not dead or not (self.plan.exhaustive or len(dead) == len(self.plan.rules)):
+        rules = (*self.plan.rules, *(self.plan.expert_rules if self.world.experts > 1 else ()))
+        taken_over = {rule.pattern for rule in self.plan.expert_rules} if self.world.experts > 1 else set()
+        dead = [rule for rule in rules if rule.pattern not in self.effective | taken_over]
+        if not dead or not (self.plan.exhaustive or len(dead) == len(rules)):
             for rule in dead:
                 self.notes[f"the rule {rule.pattern} = {rule.style} takes nothing in this model"] = None
             return
         lines = "\n".join(f"  {rule.pattern} = {rule.style}" for rule in dead)
         example = next(iter(self.tensors), "")
         raise PlanError(
-            f"{self.plan.label}: {len(dead)} of {len(self.plan.rules)} rules take nothing:\n{lines}\n"
+            f"{self.plan.label}: {len(dead)} of {len(rules)} rules take nothing:\n{lines}\n"
             f"names of this model look like {example}; correct the rules or remove them"
         )
 
     def _meshes(self, demands: Iterable[Demand]) -> dict[str, Mesh]:
         """Return the mesh of every group of modules with heads, or raise with everything that does not divide."""
         demands = list(demands)
-        unsatisfied = failing(demands, self.world_size)
+        unsatisfied = failing(demands, self.world)
         if not unsatisfied:
-            return group_meshes(demands, self.world_size)
-        allowed = allowed_degrees(demands)
+            return group_meshes(demands, self.world)
+        allowed = allowed_degrees(demands, self.world.experts)
         kinds = by_shape(unsatisfied)
-        lines = tuple(describe(kind, group, demands, self.world_size) for kind, group in kinds.items())
+        lines = tuple(describe(kind, group, demands, self.world) for kind, group in kinds.items())
         known = ", ".join(f"{name} {value}" for name, value in sorted(self.model.sizes.consulted.items()))
+        ep = f" with ep {self.world.experts}" if self.world.experts > 1 else ""
         raise DegreeError(
-            f"{self.plan.label}: tp {self.world_size} does not divide this model{f' ({known})' if known else ''}; "
+            f"{self.plan.label}: tp {self.world.size}{ep} does not divide this model{f' ({known})' if known else ''}; "
             f"tp {shown_degrees(allowed)} would do\n" + "\n".join(f"  {line}" for line in lines),
             misfits=lines,
             allowed=allowed,
@@ -283,11 +349,13 @@ class _Resolver:
     def _check_summed(self, demand: Demand, placement: Placement) -> None:
         """Refuse copies of what the ranks add up: each would be counted."""
         rule = self.rules[demand.name]
-        parts = {part_of(placement, rank) for rank in range(self.world_size)} if placement.mesh[0][0] != "tp" else ()
-        if STYLES[rule.style].after == "all_reduce" and parts and len(parts) < self.world_size:
+        plain = placement.mesh[0][0] == "tp"
+        parts = set() if plain else {part_of(placement, rank) for rank in range(self.world.size)}
+        if resolve_style(rule.style).after == "all_reduce" and parts and len(parts) < self.world.size:
+            axis = demand.cuts[0].axis
             raise PlanError(
-                f"{self.plan.label}: {demand.name}: {rule.style} adds up the ranks' parts, and {demand.axis} has "
-                f"{len(parts)} for {self.world_size} ranks, copies among them; divide it over kv and rep"
+                f"{self.plan.label}: {demand.name}: {rule.style} adds up the ranks' parts, and {axis} has "
+                f"{len(parts)} for {self.world.size} ranks, copies among them; divide it over kv and rep"
             )
 
     def _check_ties(self, placements: Mapping[str, Placement]) -> None:
@@ -307,7 +375,7 @@ class _Resolver:
             rule = matcher.find(module)
             if rule is None:
                 continue
-            mesh = {"tp": self.world_size, **dict(meshes.get(module, (("kv", 1), ("rep", 1))))}
+            mesh = {"tp": self.world.size, **dict(meshes.get(module, (("kv", 1), ("rep", 1))))}
             changed: dict[str, int] = {}
             for name, formula in self.plan.attributes[rule.pattern].items():
                 alone = self._evaluate(formula, dict.fromkeys((*mesh, "kv", "rep"), 1), module)
@@ -320,17 +388,17 @@ class _Resolver:
 
     def _evaluate(self, formula: str, mesh: Mapping[str, int], module: str) -> int:
         try:
-            return evaluate(formula, lambda name: mesh[name] if name in mesh else self.model.sizes.get(name))
+            sizes = self.axes.sizes_in(module)
+            return evaluate(formula, lambda name: mesh[name] if name in mesh else sizes(name))
         except PlanError as error:
             raise PlanError(f"{self.plan.label}: attributes of {module}: {error}") from error
 
 
-def _dim(rule: Rule, tensor: RuntimeTensor, name: str) -> int:
+def _dim(rule: Rule, style: Style, tensor: RuntimeTensor, name: str) -> int:
     """Return the dimension of a tensor that a rule cuts."""
     ndim = len(tensor.shape)
-    cuts = STYLES[rule.style].cuts
     if rule.dim is None or ndim == 1:
-        return axis_dim(cuts, ndim) if cuts else 0
+        return axis_dim(style.cuts, ndim) if style.cuts else 0
     if not -ndim <= rule.dim < ndim:
         raise PlanError(f"{rule.pattern}: dim {rule.dim} is not one of the {ndim} dimensions of {name}")
     return rule.dim % ndim

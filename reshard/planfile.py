@@ -1,4 +1,4 @@
-"""Plan files: TOML or JSON, with the tables plan, sizes and attributes; or a bare dictionary of patterns to styles."""
+"""Plan files: TOML or JSON, with the tables plan, experts, sizes and attributes; or a bare dictionary of patterns to styles."""
 
 import tomllib
 from pathlib import Path
@@ -8,7 +8,7 @@ from manifests.errors import CheckpointError, PlanError
 from reshard.checkpoint import load_json_object
 from reshard.plans import Plan, build_rule
 
-_TABLES = {"plan", "sizes", "attributes"}
+_TABLES = {"plan", "experts", "sizes", "attributes"}
 
 
 def read_plan(path: Path) -> Plan:
@@ -49,7 +49,8 @@ def build_plan(document: dict[str, Any], label: str) -> Plan:
         module: {name: _formula(value, f"{label}: attributes.{module}.{name}") for name, value in table.items()}
         for module, table in tables.get("attributes", {}).items()
     }
-    return Plan(label, rules, sizes, (), attributes)
+    experts = tuple(build_rule(pattern, choice, label) for pattern, choice in tables.get("experts", {}).items())
+    return Plan(label, rules, sizes, (), attributes, expert_rules=experts)
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from manifests.errors import CheckpointError, PlanError
-from manifests.manifest import TILE_NBYTES, VERSION, Model, Tensor, digest_of
-from manifests.styles import STYLES
+from manifests.manifest import TILE_NBYTES, VERSION, Model, Rule, Tensor, digest_of
+from manifests.styles import resolve_style
 from reshard import placing
 from reshard.catalogue import Architecture
 from reshard.checkpoint import Checkpoint, open_checkpoint
-from reshard.choosing import build_tensors, choose_architecture, choose_plan, find_ties
+from reshard.choosing import build_tensors, choose_architecture, choose_plan
 from reshard.folder import Folder, LocalFolder
 from reshard.moves import Place, build_input, build_program, split_moves
 from reshard.options import Options, check_options
@@ -19,7 +19,8 @@ from reshard.placing import Resolution, check_degree
 from reshard.plans import Plan
 from reshard.program import Program, check_program
 from reshard.rankfile import FileOptions, PlannedFile, plan_files
-from reshard.sizes import Sizes
+from reshard.sizes import ScopedSizes, scoped_sizes
+from reshard.ties import find_ties
 
 MAX_RANKS = 1 << 16
 
@@ -55,6 +56,11 @@ class SplitPlan(NamedTuple):
     def layout(self) -> str:
         """Whose names and layout the tensors have: "runtime" or "checkpoint"."""
         return self.options.layout
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules that applied."""
+        return (*self.plan.rules, *(self.plan.expert_rules if self.options.experts > 1 else ()))
 
     @property
     def nbytes_written(self) -> int:
@@ -96,7 +102,7 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
         PlanError: No plan, or one that does not fit.
         DegreeError: The number of ranks does not divide the model.
     """
-    check_degree(world_size)
+    check_degree(world_size, options.experts)
     check_options(options)
     checkpoint = open_checkpoint(folder, options.variant)
     _refuse_unsupported_quantization(checkpoint)
@@ -104,11 +110,13 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     tensors = build_tensors(checkpoint, architecture, options)
     ties = find_ties(checkpoint, architecture, tensors, options)
     plan = choose_plan(checkpoint, architecture, tensors, ties, options)
-    model = placing.Model(tensors, _sizes(plan, checkpoint, architecture), ties, _scale_blocks(checkpoint))
-    resolution = placing.resolve(model, plan, world_size)
+    model = placing.Model(tensors, model_sizes(plan, checkpoint, architecture), ties, _scale_blocks(checkpoint))
+    resolution = placing.resolve(model, plan, world_size, options.experts)
     if world_size > MAX_RANKS:
         raise PlanError(f"tp: {world_size} ranks; {MAX_RANKS} at most, a file each")
-    dropped = tuple(name for name, tensor in tensors.items() if tensor.unused) if options.drop_unused else ()
+    # What is unused of a tensor that is used otherwise stays: the tensor could not be merged without it.
+    unused = tuple(name for name, tensor in tensors.items() if tensor.unused and not tensor.parts)
+    dropped = unused if options.drop_unused else ()
     kept = {name: tensor for name, tensor in resolution.tensors.items() if name not in dropped}
     key = _key(checkpoint, resolution, kept, world_size, options)
     files = plan_files(kept, world_size, key, FileOptions(options.self_contained, options.max_file_nbytes))
@@ -128,10 +136,9 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     )
 
 
-def _sizes(plan: Plan, checkpoint: Checkpoint, architecture: Architecture | None) -> Sizes:
-    if architecture is None:
-        return Sizes(plan.sizes, checkpoint.config)
-    return Sizes(plan.sizes, checkpoint.config, architecture.defaults, architecture.aliases)
+def model_sizes(plan: Plan, checkpoint: Checkpoint, architecture: Architecture | None) -> ScopedSizes:
+    """Return the sizes that a plan's layouts are bound with."""
+    return scoped_sizes(plan.sizes, checkpoint.config, architecture)
 
 
 def _refuse_unsupported_quantization(checkpoint: Checkpoint) -> None:
@@ -157,7 +164,7 @@ def _scale_blocks(checkpoint: Checkpoint) -> tuple[int, ...]:
 
 def _model_of(checkpoint: Checkpoint, architecture: Architecture | None, options: Options) -> Model:
     if architecture is not None and options.layout == "runtime":
-        return Model("transformers", architecture.model_type, architecture.name)
+        return Model(architecture.library, architecture.model_type, architecture.name)
     config = checkpoint.config
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else config.get("_class_name", "")
@@ -232,5 +239,5 @@ def reason_whole(resolution: Resolution, name: str) -> str:
     rule = resolution.rules.get(name)
     if rule is None:
         return "no rule names it"
-    style = STYLES[rule.style]
+    style = resolve_style(rule.style)
     return f"{rule.pattern} = {rule.style}" + ("" if not style.cuts else ", which keeps it whole")

@@ -2,23 +2,45 @@
 
 A pattern is a dotted name in which ``*`` stands for one whole part. It names a module, and then takes the parameters
 that the module itself owns, or a parameter. Where several patterns fit, they are compared part by part from the left,
-and a literal beats ``*``; a pattern that names the parameter beats one that names its module.
+and a literal beats ``*``; a pattern that names the parameter beats one that names its module. A part may have a
+condition: ``attn[q]`` fits a module ``attn`` that has a child ``q``.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from manifests.errors import PlanError
 from manifests.manifest import Rule
-from manifests.styles import style_named
+from manifests.styles import resolve_style
+
+_CONDITION = re.compile(r"\[(?P<child>[^\]]*)\]")
 
 
 class AxisBinding(NamedTuple):
-    """The axes of the modules whose names end with the parts of ``suffix``; empty where one is not bound."""
+    """The axes of modules, by name.
+
+    Attributes:
+        suffix: The last parts of the modules' names.
+        out: The axis of the output; empty if it is not bound.
+        into: The axis of the input; empty if it is not bound.
+        under: The module that they are in; empty for the whole model.
+    """
 
     suffix: str
     out: str = ""
     into: str = ""
+    under: str = ""
+
+    def fits(self, module: str) -> bool:
+        """Tell whether a module has these axes.
+
+        >>> AxisBinding("attn.q", under="model").fits("model.0.attn.q"), AxisBinding("q").fits("my_q")
+        (True, False)
+        """
+        return f".{module}".endswith(f".{self.suffix}") and (not self.under or module.startswith(f"{self.under}."))
 
 
 class Plan(NamedTuple):
@@ -31,6 +53,7 @@ class Plan(NamedTuple):
         bindings: The axes of modules, for rules that give no layout of their own.
         attributes: Module pattern to attribute to formula over the sizes and the mesh axes.
         exhaustive: Whether every rule must take something.
+        expert_rules: Rules that take the place of others where the experts are divided over ranks.
     """
 
     label: str
@@ -39,6 +62,7 @@ class Plan(NamedTuple):
     bindings: tuple[AxisBinding, ...] = ()
     attributes: Mapping[str, Mapping[str, str]] = {}
     exhaustive: bool = True
+    expert_rules: tuple[Rule, ...] = ()
 
 
 def build_rule(pattern: str, choice: object, label: str) -> Rule:
@@ -63,7 +87,7 @@ def build_rule(pattern: str, choice: object, label: str) -> Rule:
     if dim is not None and type(dim) is not int:
         raise PlanError(f"{label}: {pattern}: dim {dim!r} is not a whole number")
     try:
-        style = style_named(table["style"])
+        style = resolve_style(table["style"])
     except PlanError as error:
         raise PlanError(f"{label}: {pattern}: {error}") from error
     if blocks and not style.packed:
@@ -112,6 +136,51 @@ def _descend(node: Mapping[str | None, Any], parts: list[str], at: int) -> Rule 
     return None
 
 
+def expand_conditions(rules: Iterable[Rule], names: Iterable[str]) -> tuple[Rule, ...]:
+    """Return the rules with those that have conditions replaced by one for each module that meets them.
+
+    A rule whose conditions nothing meets stays as it is.
+
+    >>> rules = [Rule("*.attn[q].o", "rowwise")]
+    >>> [rule.pattern for rule in expand_conditions(rules, ["0.attn.q.weight", "0.attn.o.weight", "1.attn.o.weight"])]
+    ['0.attn.o']
+    """
+    rules, known = list(rules), list(names)
+    if not any("[" in rule.pattern for rule in rules):
+        return tuple(rules)
+    known += modules_of(known)
+    children = set(known)
+    expanded: dict[str, Rule] = {}
+    plain = {rule.pattern for rule in rules}
+    for rule in rules:
+        matcher = Matcher([msgspec.structs.replace(rule, pattern=without_conditions(rule.pattern))])
+        met = [name for name in known if "[" in rule.pattern and matcher.find(name) and _meets(rule, name, children)]
+        for pattern in met:
+            if pattern not in plain:
+                expanded[pattern] = msgspec.structs.replace(rule, pattern=pattern)
+        if not met:
+            expanded[rule.pattern] = rule
+    return tuple(expanded.values())
+
+
+def without_conditions(pattern: str) -> str:
+    """Return a pattern without its conditions.
+
+    >>> without_conditions("layers.*.attn[q].o")
+    'layers.*.attn.o'
+    """
+    return _CONDITION.sub("", pattern)
+
+
+def _meets(rule: Rule, name: str, known: set[str]) -> bool:
+    parts = name.split(".")
+    for at, part in enumerate(rule.pattern.split(".")):
+        found = _CONDITION.search(part)
+        if found and ".".join([*parts[: at + 1], found["child"]]) not in known:
+            return False
+    return True
+
+
 def modules_of(names: Iterable[str]) -> list[str]:
     """Return every module that owns one of the tensors or contains one that does, in order of first appearance.
 
@@ -137,17 +206,18 @@ def anchor_rules(plan: Plan, names: Iterable[str], base_prefix: str) -> Plan:
     """
     names = list(names)
     known = set(names) | set(modules_of(names))
-    prefixes = [base_prefix] if base_prefix else _prefixes(known)
-    rules: list[Rule] = []
-    for rule in plan.rules:
-        fitting = [prefix for prefix in ("", *prefixes) if _fits_any(_under(prefix, rule.pattern), known)]
-        if len(fitting) > 1 and fitting[0] != "":
-            raise PlanError(
-                f"{plan.label}: {rule.pattern}: fits under {' and under '.join(fitting)}; write the whole name"
-            )
-        pattern = _under(fitting[0], rule.pattern) if fitting else rule.pattern
-        rules.append(Rule(pattern, rule.style, rule.layout, rule.blocks, rule.dim))
-    return plan._replace(rules=tuple(rules))
+    prefixes = ("", *([base_prefix] if base_prefix else _prefixes(known)))
+    return plan._replace(
+        rules=tuple(_anchor(rule, known, prefixes, plan.label) for rule in plan.rules),
+        expert_rules=tuple(_anchor(rule, known, prefixes, plan.label) for rule in plan.expert_rules),
+    )
+
+
+def _anchor(rule: Rule, known: set[str], prefixes: tuple[str, ...], label: str) -> Rule:
+    fitting = [prefix for prefix in prefixes if _fits_any(_under(prefix, rule.pattern), known)]
+    if len(fitting) > 1 and fitting[0] != "":
+        raise PlanError(f"{label}: {rule.pattern}: fits under {' and under '.join(fitting)}; write the whole name")
+    return msgspec.structs.replace(rule, pattern=_under(fitting[0], rule.pattern)) if fitting else rule
 
 
 def _under(prefix: str, pattern: str) -> str:
@@ -160,6 +230,7 @@ def _prefixes(known: set[str]) -> list[str]:
 
 
 def _fits_any(pattern: str, known: set[str]) -> bool:
+    pattern = without_conditions(pattern)
     if "*" not in pattern:
         return pattern in known
     matcher = Matcher([Rule(pattern, "")])

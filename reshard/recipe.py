@@ -1,33 +1,37 @@
 """Recipes: the tensors of the running model as moves of stored tensors.
 
-A stored name is renamed, joined with others (stacked, concatenated), and put under the prefix that the class expects.
-Every one of these only moves bytes, so a recipe's result is links from source dimensions to dimensions of the tensor.
+A stored name is renamed and put under the prefix that the class expects; its tensor is joined with others, taken apart
+or turned (`reshard.operations`). Every one of these only moves bytes, so a recipe's result is links from source
+dimensions to dimensions of the tensor.
 
-Source: ``rename_source_key`` and ``WeightTransform`` in ``transformers/core_model_loading.py`` of transformers 5.24.
+Source: ``convert_and_load_state_dict_in_model`` in ``transformers/core_model_loading.py`` of transformers 5.24.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from manifests.dtypes import atom, atoms
 from manifests.errors import CheckpointError
+from manifests.expression import Lookup
 from manifests.header import StoredTensor
-from manifests.manifest import Link, Part
-from manifests.natural import natural_key
-from manifests.runs import Run, Runs, expand, fold
-from reshard.catalogue import Architecture, Converter
+from manifests.manifest import Part
+from manifests.natural import kind_of
+from reshard.catalogue.architecture import Architecture, Converter
+from reshard.lazy import Lazy
+from reshard.operations import Tensors, Work, apply
 from reshard.placing import RuntimeTensor
 from reshard.program import identity_links
+from reshard.renaming import Renamed, Renamer, stored_order
 
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+GATHERS = frozenset({"stack", "ernie_experts"})
+"""Operations that make one tensor of a list of any length, in which a missing one does not show."""
+REST = ".unused"
+"""Ends the name of what no target takes of a stored tensor that is otherwise used."""
 
-class Lazy(NamedTuple):
-    """A tensor made of stored ones, none of them read. ``shape`` is in atoms."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+LookupOf = Callable[[str], Lookup]
+"""Gives the sizes of the sub-model that a tensor is in, by the tensor's name."""
 
 
 def stored_tensors(tensors: Mapping[str, StoredTensor]) -> dict[str, RuntimeTensor]:
@@ -36,38 +40,47 @@ def stored_tensors(tensors: Mapping[str, StoredTensor]) -> dict[str, RuntimeTens
 
 
 def runtime_tensors(
-    tensors: Mapping[str, StoredTensor], architecture: Architecture, experts: int | None = None
+    tensors: Mapping[str, StoredTensor], architecture: Architecture, lookup_of: LookupOf
 ) -> dict[str, RuntimeTensor]:
     """Return the tensors of the running model.
 
     Args:
         tensors: The stored tensors by name.
         architecture: The class that will run.
-        experts: How many experts a layer has, as its configuration says.
+        lookup_of: Gives the sizes that operations refer to.
 
     Raises:
-        CheckpointError: Stored tensors that should be joined do not fit together, or one is missing.
+        CheckpointError: Stored tensors that should be joined do not fit together, one is missing, or one is computed.
     """
     made: dict[str, RuntimeTensor] = {}
-    joined: dict[str, tuple[Converter, list[list[str]]]] = {}
-    for name in sorted(tensors, key=natural_key):
-        if any(re.search(pattern, name) for pattern in architecture.ignored):
+    uses: dict[str, _Use] = {}
+    renamer = Renamer(architecture.renames, architecture.converters)
+    for name in sorted(tensors, key=stored_order):
+        renamed = Renamed(name) if kind_of(name) in architecture.kept else renamer.rename(name)
+        target = _under_prefix(renamed.name, architecture)
+        if _is_ignored((renamed.name, target), architecture):
             made[name] = RuntimeTensor(tensors[name].dtype, tensors[name].shape, unused=True)
-            continue
-        renamed = name
-        for pattern, replacement in architecture.renames:
-            renamed = _replace(renamed, pattern, replacement) or renamed
-        for converter in architecture.converters:
-            target, source = _convert(renamed, converter)
-            if target:
-                joined.setdefault(target, (converter, [[] for _ in converter.sources]))[1][source].append(name)
-                break
+        elif renamed.converter:
+            uses.setdefault(target, _Use(renamed.converter, {})).sources.setdefault(renamed.source, []).append(name)
         else:
-            _add(made, renamed, _as_it_is(name, renamed, tensors[name]))
-    for target, (converter, names) in joined.items():
-        _add(made, target, _join(target, converter, names, tensors, experts))
-    _check_siblings(architecture, joined)
-    return _under_prefix(made, architecture)
+            _add(made, target, _as_it_is(name, target, tensors[name]))
+    for target, use in uses.items():
+        for name, tensor in _convert(target, use, tensors, lookup_of):
+            _add(made, name, tensor)
+    _check_siblings(architecture, uses)
+    _check_taken(tensors, made)
+    return made
+
+
+class _Use(NamedTuple):
+    """A converter in use, with the stored names that it takes by source pattern."""
+
+    converter: Converter
+    sources: dict[str, list[str]]
+
+
+def _is_ignored(names: tuple[str, ...], architecture: Architecture) -> bool:
+    return any(re.search(pattern, name) for pattern in architecture.ignored for name in names)
 
 
 def _add(made: dict[str, RuntimeTensor], name: str, tensor: RuntimeTensor) -> None:
@@ -81,151 +94,86 @@ def _as_it_is(stored_name: str, name: str, stored: StoredTensor) -> RuntimeTenso
     return RuntimeTensor(stored.dtype, stored.shape, parts)
 
 
-@lru_cache(maxsize=256)
-def _compile(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern as transformers does: ``*.`` is any text up to a dot, and a name ends with the pattern."""
-    ending = r"(?!\w)" if re.search(r"[a-zA-Z0-9]$", pattern) else ""
-    return re.compile(pattern.replace("*.", r".*\.") + ending)
+def _convert(
+    target: str, use: _Use, tensors: Mapping[str, StoredTensor], lookup_of: LookupOf
+) -> Iterator[tuple[str, RuntimeTensor]]:
+    """Yield the tensors that a converter makes, by name, and what it leaves."""
+    converter, lookup = use.converter, lookup_of(target)
+    state: Tensors = {source: [_lazy(name, tensors[name]) for name in names] for source, names in use.sources.items()}
+    if foreign := use.sources.keys() - set(converter.sources):
+        names = use.sources[min(foreign)]
+        raise CheckpointError(f"{target}: is made of {' and '.join(converter.sources)}, and of {names[0]} as well")
+    work = Work(converter, target, lookup, _count_experts(lookup), [])
+    for operation in converter.operations:
+        state = apply(operation, state, work)
+    named = next((pattern for pattern in state if pattern in target), "")
+    before, _, after = target.partition(named) if named else ("", "", "")
+    for pattern, lazies in state.items():
+        if len(lazies) != 1:
+            raise CheckpointError(f"{target}: {len(lazies)} stored tensors become this parameter of the model")
+        name = before + pattern + after
+        yield name, _runtime(name, lazies[0])
+    for rest in work.unused:
+        tensor = _runtime("", rest)
+        yield tensor.parts[0].source + REST, tensor._replace(unused=True)
 
 
-def _replace(name: str, pattern: str, replacement: str) -> str:
-    """Return the name with the pattern's first match replaced, or an empty text if nothing matches."""
-    match = _compile(pattern).search(name)
-    return name.replace(match.group(), replacement, 1) if match else ""
-
-
-def _convert(name: str, converter: Converter) -> tuple[str, int]:
-    by_length = sorted(enumerate(converter.sources), key=lambda item: -len(item[1]))
-    for position, pattern in by_length:
-        if target := _replace(name, pattern, converter.target):
-            return target, position
-    return "", 0
-
-
-def _check_siblings(architecture: Architecture, joined: Mapping[str, tuple[Converter, list[list[str]]]]) -> None:
-    """Check that a module has all of its joined tensors or none: one of which nothing is stored is noticed here."""
-    modules: dict[str, dict[str, list[Converter]]] = {}
-    for target, (converter, _) in joined.items():
-        parent = converter.target.rpartition(".")[0]
-        modules.setdefault(parent, {}).setdefault(target.rpartition(".")[0], []).append(converter)
-    for parent, found in modules.items():
-        expected = [converter for converter in architecture.converters if converter.target.rpartition(".")[0] == parent]
-        for module, converters in found.items():
-            for converter in expected:
-                if converter not in converters:
-                    raise CheckpointError(
-                        f"{module}{converter.target.removeprefix(parent)}: is made of {', '.join(converter.sources)}; "
-                        "none is stored"
-                    )
-
-
-def _join(
-    target: str,
-    converter: Converter,
-    names: list[list[str]],
-    tensors: Mapping[str, StoredTensor],
-    experts: int | None,
-) -> RuntimeTensor:
-    groups = [[_lazy(name, tensors[name]) for name in group] for group in names]
-    if not all(groups):
-        absent = converter.sources[[bool(group) for group in groups].index(False)]
-        raise CheckpointError(
-            f"{target}: is made of {' and '.join(converter.sources)}; no tensor is named like {absent}"
-        )
-    for operation, dim in converter.operations:
-        if operation == "stack":
-            lengths = [len(group) for group in groups]
-            groups = [[stack(group, dim, target)] for group in groups]
-            if len({*lengths, experts or lengths[0]}) > 1:
-                expected = f", config.json says {experts}" if experts is not None else ""
-                counts = " and ".join(map(str, lengths))
-                raise CheckpointError(f"{target}: is stacked from {counts} tensors{expected}; some are missing")
-        else:
-            groups = [[concatenate([lazy for group in groups for lazy in group], dim, target)]]
-    if len(groups) != 1 or len(groups[0]) != 1:
-        raise CheckpointError(f"{target}: {sum(map(len, groups))} stored tensors become this parameter of the model")
-    lazy = groups[0][0]
-    per_atom, _ = atom(lazy.dtype)
-    return RuntimeTensor(lazy.dtype, (*lazy.shape[:-1], lazy.shape[-1] * per_atom), lazy.parts)
+def _count_experts(lookup: Lookup) -> int | None:
+    return next((count for name in EXPERT_COUNTS if (count := lookup(name)) is not None), None)
 
 
 def _lazy(name: str, stored: StoredTensor) -> Lazy:
     shape = atoms(stored.dtype, stored.shape)
     if shape is None:
         raise CheckpointError(f"{name}: rows of {stored.shape[-1]} {stored.dtype} do not fill whole bytes")
-    return Lazy(stored.dtype, shape, (Part(name, identity_links(shape)),))
+    return Lazy(stored.dtype, shape, (Part(name, identity_links(shape)),), stored=True)
 
 
-def stack(tensors: Iterable[Lazy], dim: int, target: str) -> Lazy:
-    """Return the tensors as entries of a new dimension.
+def _runtime(name: str, lazy: Lazy) -> RuntimeTensor:
+    per_atom, _ = atom(lazy.dtype)
+    shape = (*lazy.shape[:-1], lazy.shape[-1] * per_atom) if lazy.shape else ()
+    parts = lazy.parts
+    if lazy.stored and not parts[0].shape:
+        parts = () if parts[0].source == name else (Part(parts[0].source),)
+    return RuntimeTensor(lazy.dtype, shape, parts)
 
-    Raises:
-        CheckpointError: Their dtypes or shapes differ.
+
+def _check_taken(tensors: Mapping[str, StoredTensor], made: Mapping[str, RuntimeTensor]) -> None:
+    """Check that no stored tensor is lost."""
+    taken = {part.source for name, tensor in made.items() for part in tensor.parts or (Part(name),)}
+    if lost := tensors.keys() - taken:
+        raise CheckpointError(f"{min(lost)}: is taken by a conversion, and nothing is made of it")
+
+
+def _check_siblings(architecture: Architecture, uses: Mapping[str, _Use]) -> None:
+    """Check that a module has all of its stacked tensors or none: one of which nothing is stored is noticed here.
+
+    Biases may be missing.
     """
-    tensors = list(tensors)
-    first = tensors[0]
-    _check_alike([(lazy.dtype, lazy.shape) for lazy in tensors], target)
-    parts: list[Part] = []
-    for position, lazy in enumerate(tensors):
-        for part in lazy.parts:
-            links = [
-                Link(link.src, link.dst + 1 if link.dst is not None and link.dst >= dim else link.dst, link.runs)
-                for link in part.links
-            ]
-            parts.append(Part(part.source, (*links, Link(None, dim, (Run(0, position, 1),)))))
-    return Lazy(first.dtype, (*first.shape[:dim], len(tensors), *first.shape[dim:]), tuple(parts))
+    stacking = {
+        converter.targets[0]: converter
+        for converter in architecture.converters
+        if any(name in GATHERS for name, *_ in converter.operations) and not converter.targets[0].endswith("bias")
+    }
+    modules: dict[tuple[str, str], set[str]] = {}
+    for target, use in uses.items():
+        pattern = use.converter.targets[0]
+        if pattern in stacking:
+            parent = pattern.rpartition(".")[0]
+            modules.setdefault((parent, target.rpartition(".")[0]), set()).add(pattern)
+    for (parent, module), found in modules.items():
+        for pattern, converter in stacking.items():
+            if pattern.rpartition(".")[0] == parent and pattern not in found:
+                raise CheckpointError(
+                    f"{module}{pattern.removeprefix(parent)}: is made of {', '.join(converter.sources)}; none is stored"
+                )
 
 
-def concatenate(tensors: Iterable[Lazy], dim: int, target: str) -> Lazy:
-    """Return the tensors joined along a dimension.
-
-    Raises:
-        CheckpointError: Their dtypes differ, or their shapes in another dimension.
-    """
-    tensors = list(tensors)
-    first = tensors[0]
-    _check_alike([(lazy.dtype, (*lazy.shape[:dim], *lazy.shape[dim + 1 :])) for lazy in tensors], target)
-    parts: list[Part] = []
-    start = 0
-    for lazy in tensors:
-        for part in lazy.parts:
-            links = [
-                Link(link.src, link.dst, _shift(link.runs, start)) if link.dst == dim else link for link in part.links
-            ]
-            parts.append(Part(part.source, tuple(links)))
-        start += lazy.shape[dim]
-    return Lazy(first.dtype, (*first.shape[:dim], start, *first.shape[dim + 1 :]), tuple(parts))
-
-
-@lru_cache(maxsize=4096)
-def _shift(runs: Runs, by: int) -> Runs:
-    return fold((src, dst + by, length) for src, dst, length in expand(runs))
-
-
-def _check_alike(kinds: list[tuple[str, tuple[int, ...]]], target: str) -> None:
-    if len(set(kinds)) > 1:
-        listed = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in sorted(set(kinds)))
-        raise CheckpointError(f"{target}: its stored tensors do not fit together: {listed}")
-
-
-def _under_prefix(made: dict[str, RuntimeTensor], architecture: Architecture) -> dict[str, RuntimeTensor]:
-    """Add or remove the base model's prefix where the checkpoint was saved from another class of the same type."""
+def _under_prefix(name: str, architecture: Architecture) -> str:
+    """Add or remove the base model's prefix, for a checkpoint that was saved from another class of the same type."""
     prefix, other = architecture.prefix, architecture.base_prefix
-    if prefix and not any(name.startswith(f"{prefix}.") for name in made):
-        return {
-            name if tensor.unused or name.split(".")[0] in architecture.heads else f"{prefix}.{name}": _named(
-                name, tensor
-            )
-            for name, tensor in made.items()
-        }
-    if not prefix and other and any(name.startswith(f"{other}.") for name in made):
-        return {
-            name if tensor.unused else name.removeprefix(f"{other}."): _named(name, tensor)
-            for name, tensor in made.items()
-        }
-    return made
-
-
-def _named(name: str, tensor: RuntimeTensor) -> RuntimeTensor:
-    """Return the tensor with its source spelt out, for a name that changes."""
-    return tensor if tensor.parts or tensor.unused else tensor._replace(parts=(Part(name),))
+    if prefix:
+        first = name.split(".")[0]
+        inside = name.startswith(f"{prefix}.") or first in architecture.heads
+        return name if inside else f"{prefix}.{name}"
+    return name.removeprefix(f"{other}.") if other else name

@@ -5,6 +5,7 @@ from typing import Any
 
 from manifests.errors import PlanError
 from manifests.expression import UnknownSizeError, evaluate
+from reshard.catalogue import Architecture, part_of_config, type_values
 
 
 class Sizes:
@@ -81,3 +82,64 @@ class Sizes:
                 return None
             value = value[key]
         return (value,)
+
+
+class ScopedSizes:
+    """The sizes of a model and of its sub-models.
+
+    Attributes:
+        root: The model's own.
+        scopes: Those of its sub-models, by the module that each is.
+    """
+
+    def __init__(self, root: Sizes, scopes: Mapping[str, Sizes] | None = None) -> None:
+        self.root = root
+        self.scopes = dict(scopes or {})
+
+    def of(self, name: str) -> Sizes:
+        """Return the sizes of the innermost sub-model that holds a module or a tensor."""
+        holding = [prefix for prefix in self.scopes if f"{name}.".startswith(f"{prefix}.") or not prefix]
+        return self.scopes[max(holding, key=len)] if holding else self.root
+
+    @property
+    def used(self) -> dict[str, int]:
+        """The value of every formula that was asked for; those of sub-models under their names."""
+        return self._gather("used")
+
+    @property
+    def consulted(self) -> dict[str, int]:
+        """The configuration's names that were found on the way; those of sub-models under their names."""
+        return self._gather("consulted")
+
+    def _gather(self, what: str) -> dict[str, int]:
+        inner = {
+            f"{prefix}.{name}" if prefix else name: value
+            for prefix, sizes in self.scopes.items()
+            for name, value in getattr(sizes, what).items()
+        }
+        return {**getattr(self.root, what), **inner}
+
+
+def scoped_sizes(
+    formulas: Mapping[str, str], config: Mapping[str, Any], architecture: Architecture | None = None
+) -> ScopedSizes:
+    """Return the sizes of a model and of its sub-models, each from its own part of the configuration.
+
+    Args:
+        formulas: The formulas, the same for all.
+        config: The configuration.
+        architecture: The class; without one there are no sub-models and no defaults.
+    """
+    if architecture is None:
+        return ScopedSizes(Sizes(formulas, config))
+    root = Sizes(formulas, config, architecture.defaults, architecture.aliases)
+    scopes = {
+        scope.prefix: Sizes(
+            formulas,
+            part_of_config(config, architecture.model_type, scope.config_path),
+            *type_values(scope.model_type),
+        )
+        for scope in architecture.scopes
+        if scope.config_path
+    }
+    return ScopedSizes(root, scopes)

@@ -171,7 +171,7 @@ def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str])
         layout=planned.layout,
         model=planned.model,
         source=_build_source(planned, {source.name: hashed for source, hashed in hashes.read.items()}),
-        plan=planned.plan.rules,
+        plan=planned.rules,
         sizes=resolution.sizes,
         tensors=resolution.tensors,
         files=tuple(

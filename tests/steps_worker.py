@@ -19,6 +19,7 @@ from torch import nn
 
 from loader import attach, install_hooks, load_model, models, open_shard
 from loader.guard import share_generator_state
+from tests import strategies  # noqa: F401 - registers one
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=30)
 STORE_TIMEOUT = datetime.timedelta(seconds=10)
@@ -87,6 +88,115 @@ class Whole(nn.Module):
         return self.part(x)
 
 
+class Scaled(nn.Linear):
+    """A linear layer with a second input."""
+
+    def forward(self, input: torch.Tensor, factor: float) -> torch.Tensor:  # noqa: A002 - as in torch
+        return super().forward(input) * factor
+
+
+class Routed(nn.Module):
+    """Experts that are given the chosen ones of every token, and the id `num_experts` for none."""
+
+    def __init__(self, experts: int = 4) -> None:
+        super().__init__()
+        self.num_experts = experts
+        self.up = nn.Parameter(torch.empty(experts, 8, 6))
+        self.down = nn.Parameter(torch.empty(experts, 6, 8))
+
+    def forward(self, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        routes = nn.functional.one_hot(chosen, self.num_experts + 1)[..., : self.num_experts]
+        inner = torch.einsum("th,eih->tei", hidden, self.up).relu()
+        return torch.einsum("tei,ehi,tke,tk->th", inner, self.down, routes.float(), weights)
+
+
+class Routes(nn.Module):
+    """Routed experts as a part of a model, called by position or by name."""
+
+    def __init__(self, *, by_name: bool) -> None:
+        super().__init__()
+        self.experts = Routed()
+        self.by_name = by_name
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if self.by_name:
+            return x + self.experts(weights=weights, hidden=x, chosen=chosen)
+        return x + self.experts(x, chosen, weights)
+
+
+class WithIdentity(nn.Module):
+    """Experts, one of which gives its input back, with a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(8, 6))
+        self.down = nn.Parameter(torch.empty(6, 8))
+        self.identity = nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear((x @ self.up.T).relu(), self.down) + 4 * self.identity(x)
+
+
+class Zero(nn.Module):
+    """Experts with an identity as a part of a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = WithIdentity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.experts(x)
+
+
+class WithShared(Part):
+    """A part with a layer beside it that is whole on every rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(6, 5, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear((x @ self.up.T).relu(), self.down) + self.shared(x)
+
+
+class Scale(nn.Module):
+    """A norm as far as the sequence goes: every position by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(4))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states * self.weight
+
+
+class Residual(nn.Module):
+    """A block: what it adds depends on the positions before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = Scale(), nn.Linear(4, 6), nn.Linear(6, 4)
+        self.length = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.length = x.shape[1]
+        mixed = self.norm(x).cumsum(1)
+        return x + self.down(self.up(mixed).relu().remainder(5))
+
+
+class Tower(nn.Module):
+    """Two blocks and a last norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.norm = nn.ModuleList([Residual(), Residual()]), Scale()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
 def chain(**children: nn.Module) -> nn.Module:
     return nn.Sequential(OrderedDict(children))
 
@@ -112,6 +222,8 @@ class Case(NamedTuple):
     calls: tuple[Call, ...]
     compiles: bool = False
     at: str = ""
+    options: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    exact: bool = True
 
 
 PAIR = Case(
@@ -129,6 +241,25 @@ EMBEDDING = Case(
     compiles=True,
 )
 BLOCKS = [16, 4, 4]
+SEQUENCE = Case(
+    "sequence",
+    Tower,
+    {
+        "blocks.0": "sequence_scatter",
+        "blocks.*.norm": "sequence_parallel",
+        "blocks.*.up": "colwise",
+        "blocks.*.down": "rowwise_reduce_scatter",
+        "norm": "sequence_parallel",
+    },
+    (call(numbers(2, 4, 4)), call(numbers(2, 3, 4)), call(numbers(1, 6, 4)), call(numbers(2, 1, 4))),
+    compiles=True,
+)
+ROUTED = {
+    "plan": {"experts": "moe_tp_experts", "experts.up": "colwise", "experts.down": "rowwise"},
+    "experts": {"experts": "ep_dispatch_experts", "experts.up": "grouped_gemm", "experts.down": "grouped_gemm"},
+}
+DIVIDED = {"experts": 2}
+ROUTING = call(numbers(5, 6), torch.tensor([[0, 3], [1, 2], [3, 1], [2, 3], [0, 1]]), numbers(5, 2, seed=1))
 
 CASES = (
     PAIR,
@@ -143,6 +274,78 @@ CASES = (
         "rowwise_split_input",
         lambda: chain(whole=nn.Linear(6, 8), act=nn.ReLU(), down=nn.Linear(8, 5)),
         {"down": "rowwise_split_input"},
+        (call(numbers(2, 3, 6)),),
+        compiles=True,
+    ),
+    Case(
+        "colwise_rep and rowwise_rep",
+        lambda: chain(up=nn.Linear(6, 8), act=nn.ReLU(), down=nn.Linear(8, 5)),
+        {"up": "colwise_rep", "down": "rowwise_rep"},
+        (call(numbers(2, 3, 6)),),
+        compiles=True,
+    ),
+    Case(
+        "rowwise_split_input, keywords in another order",
+        lambda: chain(down=Scaled(8, 5)),
+        {"down": "rowwise_split_input"},
+        (call(factor=2.0, input=numbers(2, 3, 8)),),
+        at="down",
+    ),
+    SEQUENCE,
+    Case(
+        "experts by position", lambda: Routes(by_name=False), ROUTED, (ROUTING,), compiles=True, options={"experts": 2}
+    ),
+    Case("experts by name", lambda: Routes(by_name=True), ROUTED, (ROUTING,), compiles=True, options={"experts": 2}),
+    Case("experts whole", lambda: Routes(by_name=True), ROUTED, (ROUTING,)),
+    Case(
+        "moe_identity_expert",
+        Zero,
+        {
+            "experts": "moe_tp_experts",
+            "experts.up": "colwise",
+            "experts.down": "rowwise",
+            "experts.identity": "moe_identity_expert",
+        },
+        (call(numbers(4, 6)),),
+        compiles=True,
+    ),
+    Case(
+        "own: forward",
+        lambda: chain(up=nn.Linear(6, 8), norm=nn.RMSNorm(8, eps=0.5), down=nn.Linear(8, 5)),
+        {"up": "colwise", "norm": "tests.strategies:AllHeadsNorm", "down": "rowwise"},
+        (call(numbers(2, 3, 6)),),
+        compiles=True,
+        exact=False,
+    ),
+    Case(
+        "own: after",
+        lambda: chain(up=nn.Linear(6, 8), act=nn.ReLU(), down=nn.Linear(8, 5)),
+        {"up": "colwise", "down": "float_sum"},
+        (call(numbers(2, 3, 6)),),
+        compiles=True,
+    ),
+    Case(
+        "own: place",
+        lambda: chain(up=nn.Linear(6, 8), act=nn.ReLU(), down=nn.Linear(8, 5, bias=False)),
+        {"up": "packed_colwise", "down": "tests.strategies:Halves"},
+        (call(numbers(2, 3, 6)),),
+        compiles=True,
+    ),
+    Case(
+        "own: around",
+        lambda: chain(head=nn.Linear(6, 8, bias=False)),
+        {"head": "tests.strategies:WholeForward"},
+        (call(numbers(2, 3, 6)),),
+    ),
+    Case(
+        "own: before",
+        lambda: chain(part=WithShared()),
+        {
+            "part": "all_reduce",
+            "part.up": "colwise",
+            "part.down": "rowwise",
+            "part.shared": "tests.strategies:Shared",
+        },
         (call(numbers(2, 3, 6)),),
         compiles=True,
     ),
@@ -247,6 +450,28 @@ def call_compiled_before(folder: Path) -> Outcome:
     return {"before": before, "outputs": outputs(compiled, PAIR)}
 
 
+def part_of_the_sequence(folder: Path) -> Outcome:
+    """Tell how many positions the blocks got."""
+    module = loaded(SEQUENCE, folder)
+    lengths = []
+    for args, kwargs in SEQUENCE.calls:
+        module(*args, **kwargs)
+        lengths.append([block.length for block in module.blocks])
+    return {"lengths": lengths}
+
+
+def install_on_fewer_inputs(folder: Path) -> Outcome:
+    """Install the step of divided experts on a module that takes none: nothing is changed."""
+    module = nn.ModuleDict({"experts": Experts()})
+    manifest = open_shard(folder / "experts by name", dist.get_rank()).manifest
+    try:
+        install_hooks(module, manifest)
+    finally:
+        assert not hasattr(module["experts"], "num_experts")
+        assert not module["experts"]._forward_hooks
+    return {}
+
+
 def install_twice(folder: Path) -> Outcome:
     module = loaded(PAIR, folder)
     install_hooks(module, open_shard(folder / PAIR.name, dist.get_rank()).manifest)
@@ -321,6 +546,8 @@ def load_model_from(name: str) -> Callable[[Path], Outcome]:
 
 CHECKS: dict[str, Callable[[Path], Outcome]] = {
     "call compiled before": call_compiled_before,
+    "parts": part_of_the_sequence,
+    "fewer inputs": install_on_fewer_inputs,
     "install twice": install_twice,
     "id too high": look_up([2, 10]),
     "id too low": look_up([-1, 2]),

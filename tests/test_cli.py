@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from manifests.errors import DamageError, DegreeError
 from reshard import lines
 from reshard.catalogue import PLAN_SOURCES, model_types
+from reshard.catalogue.diffusers import class_names
 from reshard.cli import main
 from reshard.options import LAYOUTS
 
@@ -318,8 +319,8 @@ def test_the_program_moves_the_right_bytes(model, out):
 
 
 def test_plans(tmp_path, model, tensors):
-    assert reshard("plans").stdout.split() == [*model_types()]
-    assert parsed(reshard("plans", "--json"))["model_types"] == [*model_types()]
+    assert reshard("plans").stdout.split() == [*model_types(), *class_names()]
+    assert parsed(reshard("plans", "--json")) == {"model_types": [*model_types()], "diffusers": [*class_names()]}
     assert reshard("plans", "tiny").stdout == "llama: LlamaForCausalLM: the built-in plan of llama\n"
     assert parsed(reshard("plans", "tiny", "--json"))["architecture"] == "LlamaForCausalLM"
     write_model(tmp_path / "own", tensors, CONFIG | {"model_type": "ours"})

@@ -109,3 +109,10 @@ def test_a_factor_is_not_negative(text: str) -> None:
     with pytest.raises(PlanError) as caught:
         parse_axis(text)
     assert mentions(caught.value, repr(text))
+
+
+def test_a_division_that_is_not_chosen_need_not_come_out() -> None:
+    assert evaluate("a | b / 4", {"a": 3, "b": 2}.get) == 3
+    assert evaluate("a | b / 4 | c", {"c": 5}.get) == 5
+    with pytest.raises(PlanError):
+        evaluate("a | b / 4", {"b": 2}.get)

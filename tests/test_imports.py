@@ -58,6 +58,7 @@ def test_the_package_offers_its_functions_when_they_are_asked_for() -> None:
     import reshard
 
     assert {name: getattr(reshard, name).__name__ for name in reshard.__all__ if name != "__version__"} == {
+        "check": "check",
         "merge": "merge",
         "plan": "plan",
         "split": "split",

@@ -15,7 +15,7 @@ from torch import nn
 
 from loader import Shard, attach, install_hooks, load_model, mapping, open_shard
 from loader.attaching import LocalView
-from loader.models import parameters_on_meta
+from loader.meta import parameters_on_meta
 from manifests.errors import LoadError, ManifestError
 from manifests.manifest import read_manifest
 from reshard import split
@@ -650,7 +650,7 @@ def test_another_number_of_processes(llama: Path, monkeypatch: pytest.MonkeyPatc
 def test_not_a_model_of_transformers(tmp_path: Path):
     with pytest.raises(LoadError) as caught:
         load_model(split_block(tmp_path, 1))
-    assert mentions(caught.value, tmp_path / "tp1", "not a split of a transformers model", "loader.attach")
+    assert mentions(caught.value, tmp_path / "tp1", "not a split of a model of transformers or", "loader.attach")
 
 
 UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {

@@ -16,7 +16,7 @@ from reshard import merge, plan, split, verify
 from reshard.degrees import choose_mesh
 from reshard.placing import Model, RuntimeTensor, resolve
 from reshard.plans import Plan, build_rule
-from reshard.sizes import Sizes
+from reshard.sizes import ScopedSizes, Sizes
 from tests.checkpoints import LLAMA, count, mentions, of_rank, raw, save
 
 FP8 = torch.float8_e4m3fn
@@ -344,7 +344,7 @@ def test_heads_and_starred_factors_in_one_axis(tmp_path: Path) -> None:
 
 # Rows of an odd number of half bytes are cut nowhere, but one rank divides nothing.
 def test_one_rank_divides_every_dtype() -> None:
-    model = Model({"m.weight": RuntimeTensor("F4", (4, 7))}, Sizes({}, {}), {})
+    model = Model({"m.weight": RuntimeTensor("F4", (4, 7))}, ScopedSizes(Sizes({}, {})), {})
     made = resolve(model, Plan("plan", (build_rule("m", "colwise", "plan"),)), 1)
     assert set(made.tensors) == {"m.weight"}
 
@@ -631,3 +631,39 @@ def test_what_no_rule_names_is_whole_and_counted(tmp_path: Path) -> None:
     assert {name: rule.style for name, rule in resolution.rules.items()} == {"m.weight": "colwise"}
     whole = [name for name, tensor in resolution.tensors.items() if not tensor.placement.cuts]
     assert sum(prod(resolution.tensors[name].shape) for name in whole) == W.numel()
+
+
+def test_a_condition_picks_the_modules_that_have_a_child(tmp_path: Path) -> None:
+    """Of two kinds of layers only those with queries are cut; a plain pattern beside it takes the others."""
+    tensors = {
+        "layers.0.attn.q.weight": count(4, 6),
+        "layers.0.attn.o.weight": count(6, 4),
+        "layers.1.attn.o.weight": count(6, 8),
+    }
+    folder = save(tmp_path / "m", tensors)
+    rules = {"layers.*.attn.q": "colwise", "layers.*.attn[q].o": "rowwise", "layers.*.attn.o": "rowwise_split_input"}
+    modules = split(folder, tmp_path / "out", tp=2, plan=rules).modules
+    assert modules["layers.0.attn.o"] == Module("rowwise", "", "all_reduce", "(4*)")
+    assert modules["layers.1.attn.o"] == Module("rowwise_split_input", "slice_input", "all_reduce", "(8*)")
+
+
+def test_a_condition_that_nothing_meets_is_a_rule_that_takes_nothing(tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", {"attn.o.weight": count(4, 4)})
+    with pytest.raises(PlanError) as caught:
+        plan(folder, tp=2, plan={"attn[q].o": "rowwise"})
+    assert mentions(caught.value, "attn[q].o")
+
+
+def test_a_layout_may_be_given_by_the_size_of_a_sibling(tmp_path: Path) -> None:
+    """The heads of a layer are what its own key projection has: 2 of width 3, each with 2 query heads."""
+    q, k = count(12, 5), count(6, 5, start=100)
+    folder = save(tmp_path / "m", {"attn.q.weight": q, "attn.k.weight": k}, {"width": 3})
+    rules = {
+        "attn.q": {"style": "colwise", "layout": "(k.out/width@kv, q.out/k.out@rep, width)"},
+        "attn.k": {"style": "colwise", "layout": "(k.out/width@kv, width)"},
+    }
+    split(folder, tmp_path / "out", tp=4, plan=rules)
+    for rank in range(4):
+        mine = of_rank(tmp_path / "out", rank, 4)
+        assert mine["attn.q.weight"][2] == raw(q.chunk(4)[rank])
+        assert mine["attn.k.weight"][2] == raw(k.chunk(2)[rank // 2])

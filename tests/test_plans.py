@@ -10,7 +10,7 @@ import torch
 
 from manifests.errors import PlanError
 from manifests.manifest import Rule
-from manifests.styles import STYLES, axis_dim, style_named
+from manifests.styles import STYLES, axis_dim, resolve_style
 from reshard import plan
 from reshard.planfile import build_plan, read_plan
 from reshard.plans import Matcher, Plan, anchor_rules, build_rule, modules_of
@@ -229,7 +229,7 @@ def test_the_dictionary_of_a_transformers_configuration_is_a_plan() -> None:
         ("tp.toml", "", ("no rules",)),
         ("tp.json", "{}", ("no rules",)),
         ("tp.json", '{"plan": {}}', ("no rules",)),
-        ("tp.json", '{"plan": {"a": "colwise"}, "size": {}}', ("unknown table 'size'", "attributes, plan, sizes")),
+        ("tp.json", '{"plan": {"a": "colwise"}, "size": {}}', ("unknown table 'size'", "attributes, experts, plan, sizes")),
         ("tp.json", '{"plan": {"a": "colwise"}, "sizes": []}', ("sizes is not a table",)),
         ("tp.json", '{"plan": {"a": "colwise"}, "sizes": {"H": 1.5}}', ("sizes.H", "1.5")),
         ("tp.json", '{"plan": {"a": "colwise"}, "sizes": {"H": true}}', ("sizes.H", "True")),
@@ -354,9 +354,9 @@ def test_models_without_a_built_in_plan(tmp_path: Path, config: dict[str, Any], 
 
 def test_an_unknown_style_lists_those_that_there_are() -> None:
     with pytest.raises(PlanError) as caught:
-        style_named("column")
+        resolve_style("column")
     assert mentions(caught.value, "'column'", *STYLES)
-    assert style_named("rowwise").bias == "partial"
+    assert resolve_style("rowwise").bias == "partial"
 
 
 @pytest.mark.parametrize(

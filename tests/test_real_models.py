@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 MODELS = ROOT / "build" / "models"
 WORKER = Path(__file__).with_name("real_worker.py")
 CASES = [("smollm2", 3), ("llama12", 2), ("llama12", 4), ("phi3", 3), ("mixtral", 3)]
+VARIANTS = ["mistral", "qwen2", "granite", "granitemoe", "qwen2_moe"]
 
 
 def model_folder(name: str) -> Path:

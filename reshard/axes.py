@@ -1,0 +1,144 @@
+"""Axes: which logical axis a rule divides, from its layout, its blocks, or the axes that are bound to its module."""
+
+from collections.abc import Mapping
+
+from manifests.errors import PlanError
+from manifests.expression import Lookup, UnknownSizeError, parse_axis
+from manifests.layout import Axis, Factor, Segment, packed_axis, plain_axis
+from manifests.manifest import Rule
+from manifests.styles import Style
+from reshard.plans import AxisBinding, Plan
+from reshard.sizes import ScopedSizes
+
+MESH_AXES = frozenset({"tp", "kv", "rep"})
+"""The mesh axes that a layout may name; ``ep`` and ``etp`` are the splitter's own."""
+
+
+class UnboundSizeError(UnknownSizeError):
+    """A layout names a size that neither the plan nor the configuration gives."""
+
+
+class AxisFinder:
+    """Finds the axis of a rule.
+
+    Attributes:
+        notes: What a reader of the report should know.
+    """
+
+    def __init__(self, plan: Plan, sizes: ScopedSizes, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._plan = plan
+        self._sizes = sizes
+        self._shapes = shapes
+        self.notes: dict[str, None] = {}
+
+    def find(self, rule: Rule, style: Style, target: str, reference: str, size: int) -> Axis:
+        """Return the axis that a rule divides.
+
+        Args:
+            rule: The rule.
+            style: Its style.
+            target: The module that it takes, or the parameter if it names one.
+            reference: The tensor whose dimension has the axis's size.
+            size: Elements of that dimension.
+
+        Raises:
+            PlanError: The layout or the blocks do not fit the dimension, or a size is not known.
+        """
+        if rule.layout:
+            return self.bind(rule.layout, target, reference, size)
+        # Blocks that the catalogue knows of a module stand for those that a plan leaves open.
+        known = not (style.contiguous or rule.blocks)
+        notation = self._bound(target, "in" if style.cuts == "in" else "out") if known else ""
+        if not notation:
+            return self._blocks(rule, reference, size) if style.packed else plain_axis(size)
+        try:
+            return self.bind(notation, target, reference, size)
+        except UnboundSizeError as error:
+            if style.packed:
+                return self._blocks(rule, reference, size)
+            suffix = target.rpartition(".")[2]
+            self.notes[f"{suffix}: cut as plain rows, since the size {error.name!r} of its heads is not known"] = None
+            return plain_axis(size)
+
+    def bind(self, notation: str, target: str, reference: str, size: int) -> Axis:
+        """Return the axis that a layout denotes for a module, its arguments as in `find`.
+
+        Raises:
+            UnboundSizeError: A size is not known.
+            PlanError: The layout does not fit the dimension.
+        """
+        lookup = self.sizes_in(target.rpartition(".")[0])
+        try:
+            known = parse_axis(notation, lambda name: 1 if name == "?" else lookup(name))
+            if "?" not in notation:
+                return self._checked(known, notation, reference, size)
+            if known.size == 0 or size % known.size:
+                raise PlanError(
+                    f"{self._plan.label}: {reference}: the layout {notation} needs a multiple of {known.size}, "
+                    f"the tensor has {size}"
+                )
+            axis = parse_axis(notation, lambda name: size // known.size if name == "?" else lookup(name))
+            return self._checked(axis, notation, reference, size)
+        except UnknownSizeError as error:
+            raise UnboundSizeError(
+                f"{self._plan.label}: {target}: {error}; bind it in [sizes]", name=error.name
+            ) from error
+
+    def sizes_in(self, module: str) -> Lookup:
+        """Return what looks sizes up for a module's children: ``q_proj.out`` are the rows of its child's weight."""
+        sizes = self._sizes.of(module)
+
+        def lookup(name: str) -> int | None:
+            child, _, side = name.rpartition(".")
+            if child and side in ("out", "in"):
+                shape = self._shapes.get(f"{module}.{child}.weight")
+                return None if shape is None else shape[0 if side == "out" else -1]
+            return sizes.get(name)
+
+        return lookup
+
+    def _blocks(self, rule: Rule, reference: str, size: int) -> Axis:
+        blocks = rule.blocks or (1, 1)
+        if size % sum(blocks):
+            raise PlanError(
+                f"{self._plan.label}: {reference}: {size} is not a multiple of its blocks {list(blocks)}; "
+                "give the blocks' proportions or sizes"
+            )
+        return packed_axis(tuple(block * (size // sum(blocks)) for block in blocks))
+
+    def _checked(self, axis: Axis, notation: str, reference: str, size: int) -> Axis:
+        if unknown := axis.mesh_axes() - MESH_AXES:
+            raise PlanError(
+                f"{self._plan.label}: {reference}: the layout {notation} divides over {min(unknown)!r}; "
+                f"known are {', '.join(sorted(MESH_AXES))} (* is tp)"
+            )
+        if not axis.mesh_axes():
+            raise PlanError(
+                f"{self._plan.label}: {reference}: the layout {notation} divides nothing; mark a factor with *"
+            )
+        if axis.size != size:
+            raise PlanError(
+                f"{self._plan.label}: {reference}: the layout {notation} has {axis.size} elements ({axis}), "
+                f"the tensor {size}; give its rule a layout, or bind the sizes in [sizes]"
+            )
+        return axis
+
+    def _bound(self, target: str, side: str) -> str:
+        """Return the axis that is bound to a module by the longest fitting suffix of its name, the innermost first."""
+        fitting = [binding for binding in self._plan.bindings if binding.fits(target)]
+        best = max(fitting, key=lambda binding: (len(binding.under), len(binding.suffix)), default=AxisBinding(""))
+        return best.into if side == "in" else best.out
+
+
+def over(axis: Axis, mesh_axis: str) -> Axis:
+    """Return the axis with what is divided over all ranks divided over a mesh axis instead.
+
+    >>> str(over(packed_axis((4, 4)), "etp"))
+    '(2, 4@etp)'
+    """
+    return Axis(tuple(_segment_over(segment, mesh_axis) for segment in axis.segments))
+
+
+def _segment_over(segment: Segment, mesh_axis: str) -> Segment:
+    factors = tuple(Factor(factor.size, mesh_axis if factor.on == "tp" else factor.on) for factor in segment.factors)
+    return Segment(factors, over(segment.body, mesh_axis) if segment.body else None, segment.name)

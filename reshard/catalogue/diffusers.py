@@ -1,0 +1,125 @@
+"""The classes of diffusers that have a plan: ``diffusers.json``, exported by ``tools/export_diffusers.py``.
+
+A configuration of diffusers names its class (``_class_name``) and no model type. Stored names are those of the model.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+from math import prod
+from typing import Any
+
+from manifests.errors import CheckpointError, PlanError
+from reshard.catalogue.architecture import Architecture
+from reshard.plans import AxisBinding, Plan, build_rule
+
+FUSED = {"to_qkv": ("to_q", "to_k", "to_v"), "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj")}
+"""What ``fuse_qkv_projections`` adds to an attention, beside what it was made of, which stays."""
+
+ADAPTERS = {
+    r"\.lora_|\.base_layer\.": "a LoRA adapter; fuse it (`fuse_lora`, then `unload_lora`) and save the model again",
+    r"\.(to_k_ip|to_v_ip)\.|^encoder_hid_proj\.": (
+        "an IP adapter, whose processor counts heads; save the model without it (`unload_ip_adapter`)"
+    ),
+}
+"""Patterns of names that belong to what was put on a model, and what would do."""
+
+
+@cache
+def exported() -> dict[str, Any]:
+    """Return the content of ``diffusers.json``."""
+    content: dict[str, Any] = json.loads(files(__package__).joinpath("diffusers.json").read_text("utf-8"))
+    return content
+
+
+def class_names() -> tuple[str, ...]:
+    """Return the classes that have a plan."""
+    return tuple(sorted(exported()["classes"]))
+
+
+def find_architecture(config: Mapping[str, Any]) -> Architecture | None:
+    """Return the class that a configuration of diffusers names, or None if it has no entry.
+
+    Raises:
+        PlanError: A number of the configuration, of which sizes are products, is none.
+    """
+    name = config.get("_class_name")
+    if not isinstance(name, str) or name not in exported()["classes"]:
+        return None
+    entry = exported()["classes"][name]
+    defaults = dict(entry["defaults"])
+    for size, factors in entry.get("products", {}).items():
+        defaults[size] = _whole_product(config, defaults, factors)
+    return Architecture(
+        model_type="",
+        name=name,
+        prefix="",
+        base_prefix="",
+        heads=(),
+        ties={},
+        defaults=defaults,
+        aliases={},
+        ignored=tuple(rf"\.{fused}\." for fused in FUSED),
+        renames=(),
+        converters=(),
+        library="diffusers",
+    )
+
+
+def _whole_product(config: Mapping[str, Any], defaults: Mapping[str, Any], factors: list[str]) -> int:
+    """Return a product of configuration values without what is behind the point, as the classes compute widths."""
+    numbers = {name: config.get(name, defaults[name]) for name in factors}
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise PlanError(f"config.json: {name} is {number!r}; sizes are computed from it, a number is needed")
+    return int(prod(numbers.values()))
+
+
+def build_plan(architecture: Architecture, source: str) -> Plan:
+    """Return the plan of a class. There is one, which is diffusers' own.
+
+    Args:
+        architecture: The class.
+        source: "reshard" or "transformers"; only the label tells them apart.
+    """
+    entry = exported()["classes"][architecture.name]
+    label = f"the {'built-in' if source == 'reshard' else 'diffusers'} plan of {architecture.name}"
+    return Plan(
+        label=label,
+        rules=tuple(build_rule(pattern, choice, label) for pattern, choice in entry["plan"].items()),
+        sizes=entry["sizes"],
+        bindings=tuple(
+            AxisBinding(table["suffix"], table.get("out", ""), table.get("in", ""), table["under"])
+            for table in entry["bindings"]
+        ),
+        exhaustive=False,
+    )
+
+
+def check_names(label: str, names: Iterable[str]) -> None:
+    """Refuse a checkpoint of a model that something was put on, or of which parts are only stored fused.
+
+    The class does not use what fusing adds; it goes to the unused file.
+
+    Args:
+        label: The checkpoint's folder.
+        names: The names of its tensors.
+
+    Raises:
+        CheckpointError: It holds an adapter's tensors, or fused projections without those that they were made of.
+    """
+    known = set(names)
+    for name in sorted(known):
+        for pattern, advice in ADAPTERS.items():
+            if re.search(pattern, name):
+                raise CheckpointError(f"{label}: {name}: belongs to {advice}")
+        parts = name.split(".")
+        for absent in FUSED.get(parts[-2], ()) if len(parts) > 1 else ():
+            unfused = ".".join([*parts[:-2], absent, parts[-1]])
+            if unfused not in known:
+                raise CheckpointError(
+                    f"{label}: {name}: projections fused into one, and {unfused} is not stored beside it; "
+                    "undo it (`unfuse_qkv_projections`) and save the model again"
+                )

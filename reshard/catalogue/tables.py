@@ -1,0 +1,49 @@
+"""The catalogue's tables: ``transformers.json``, ``ours.toml``, and what is looked up in them by type."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@cache
+def exported() -> dict[str, Any]:
+    """Return the content of ``transformers.json``."""
+    content: dict[str, Any] = json.loads(files(__package__).joinpath("transformers.json").read_text("utf-8"))
+    return content
+
+
+@cache
+def ours() -> dict[str, Any]:
+    """Return the content of ``ours.toml``; a type that is ``like`` another has its tables too."""
+    content = tomllib.loads(files(__package__).joinpath("ours.toml").read_text("utf-8"))
+    types = content["types"]
+    content["types"] = {name: {**types.get(table.get("like", ""), {}), **table} for name, table in types.items()}
+    return content
+
+
+def model_types() -> tuple[str, ...]:
+    """Return the model types of which a class has a plan."""
+    return tuple(sorted(name for name, entry in exported()["types"].items() if entry.get("classes")))
+
+
+def type_values(model_type: str) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """Return the defaults and the aliases of a type's configuration."""
+    entry = exported()["types"].get(model_type, {})
+    return entry.get("defaults", {}), entry.get("aliases", {})
+
+
+def part_of_config(config: Mapping[str, Any], model_type: str, path: str) -> Mapping[str, Any]:
+    """Return the part of a configuration at a path, empty if it is missing.
+
+    Files of old hold the values of some composites' parts themselves.
+    """
+    part: Any = config
+    flat = exported()["types"].get(model_type, {}).get("flat", ())
+    for name in filter(None, path.split(".")):
+        if part is config and name in flat and not isinstance(config.get(name), Mapping):
+            continue
+        part = part.get(name) if isinstance(part, Mapping) else None
+    return part if isinstance(part, Mapping) else {}

@@ -1,0 +1,139 @@
+"""Experts divided over ranks: the bytes of every rank against torch slices, the steps, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from manifests.errors import DegreeError, PlanError
+from reshard import merge, plan, split, verify
+from tests.checkpoints import Stored, count, mentions, of_rank, raw, save
+
+E, INNER, HIDDEN = 4, 6, 5
+GATE_UP, DOWN = count(E, 2 * INNER, HIDDEN), count(E, HIDDEN, INNER, start=1000)
+ROUTER = count(E, HIDDEN, start=5000)
+TENSORS = {"moe.experts.gate_up_proj": GATE_UP, "moe.experts.down_proj": DOWN, "moe.router.weight": ROUTER}
+PLAN = {
+    "plan": {
+        "moe.experts.gate_up_proj": "packed_colwise",
+        "moe.experts.down_proj": "rowwise",
+        "moe.experts": "moe_tp_experts",
+    },
+    "experts": {
+        "moe.experts.gate_up_proj": "grouped_gemm",
+        "moe.experts.down_proj": "grouped_gemm",
+        "moe.experts": "ep_dispatch_experts",
+    },
+}
+
+
+def stored(tensor: torch.Tensor) -> Stored:
+    return "F32", tuple(tensor.shape), raw(tensor)
+
+
+def test_experts_alone(tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", TENSORS)
+    manifest = split(folder, tmp_path / "out", tp=2, experts=2, plan=PLAN)
+    for rank in range(2):
+        mine = of_rank(tmp_path / "out", rank, 2)
+        assert mine["moe.experts.gate_up_proj"] == stored(GATE_UP.chunk(2)[rank])
+        assert mine["moe.experts.down_proj"] == stored(DOWN.chunk(2)[rank])
+        assert mine["moe.router.weight"] == stored(ROUTER)
+    step = manifest.modules["moe.experts"]
+    assert (step.before, step.after, step.axis) == ("route_local", "all_reduce", "(4@ep)")
+    assert step.mesh == (("ep", 2), ("etp", 1))
+
+
+@pytest.mark.parametrize(("ep", "parts"), [(2, 3), (4, 3)])
+def test_experts_and_their_width(tmp_path: Path, ep: int, parts: int) -> None:
+    """Ranks are experts times parts of an expert; gate and up are each cut by themselves."""
+    folder = save(tmp_path / "m", TENSORS)
+    split(folder, tmp_path / "out", tp=ep * parts, experts=ep, plan=PLAN)
+    for rank in range(ep * parts):
+        group, part = divmod(rank, parts)
+        gate, up = GATE_UP.chunk(ep)[group].chunk(2, 1)
+        mine = of_rank(tmp_path / "out", rank, ep * parts)
+        expected = torch.cat([gate.chunk(parts, 1)[part], up.chunk(parts, 1)[part]], 1)
+        assert mine["moe.experts.gate_up_proj"] == stored(expected)
+        assert mine["moe.experts.down_proj"] == stored(DOWN.chunk(ep)[group].chunk(parts, 2)[part])
+    verify(tmp_path / "out")
+    merge(tmp_path / "out", tmp_path / "back")
+    assert (tmp_path / "back/model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_without_ep_the_rules_for_divided_experts_do_nothing(tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", TENSORS)
+    manifest = split(folder, tmp_path / "out", tp=2, plan=PLAN)
+    assert manifest.modules["moe.experts"].before == ""
+    assert of_rank(tmp_path / "out", 1, 2)["moe.experts.down_proj"] == stored(DOWN.chunk(2, 2)[1])
+
+
+def test_another_mesh_is_another_key(tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", TENSORS)
+    keys = {plan(folder, tp=2, experts=experts, plan=PLAN).key for experts in (1, 2)}
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize(
+    ("tp", "ep", "words"),
+    [
+        (4, 3, ("ep", "3", "4")),
+        (2, 0, ("ep", "0")),
+        (2, 4, ("ep", "4", "2")),
+    ],
+)
+def test_ep_that_is_no_divisor_is_refused(tmp_path: Path, tp: int, ep: int, words: tuple[str, ...]) -> None:
+    folder = save(tmp_path / "m", TENSORS)
+    with pytest.raises(PlanError) as caught:
+        plan(folder, tp=tp, experts=ep, plan=PLAN)
+    assert mentions(caught.value, *words)
+
+
+def test_more_parts_than_experts_are_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", TENSORS)
+    with pytest.raises(DegreeError) as caught:
+        plan(folder, tp=8, experts=8, plan=PLAN)
+    assert mentions(caught.value, "moe.experts.down_proj", "4@ep", "ep 8")
+
+
+def test_an_expert_that_no_rule_divides_needs_all_ranks(tmp_path: Path) -> None:
+    """Ranks that held the same experts would all add them up."""
+    folder = save(tmp_path / "m", TENSORS)
+    bare = {"plan": {"moe.router": "replicate"}, "experts": PLAN["experts"]}
+    with pytest.raises(PlanError) as caught:
+        plan(folder, tp=4, experts=2, plan=bare)
+    assert mentions(caught.value, "moe.experts.down_proj", "ep 4")
+
+
+def test_a_plan_without_rules_for_experts_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", TENSORS)
+    with pytest.raises(PlanError) as caught:
+        plan(folder, tp=2, experts=2, plan=PLAN["plan"])
+    assert mentions(caught.value, "ep 2", "experts")
+
+
+def test_dispatch_without_divided_experts_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", TENSORS)
+    alone = {"plan": PLAN["plan"], "experts": {"moe.experts": "ep_dispatch_experts"}}
+    with pytest.raises(PlanError) as caught:
+        plan(folder, tp=2, experts=2, plan=alone)
+    assert mentions(caught.value, "moe.experts", "ep_dispatch_experts")
+
+
+def test_a_free_factor_is_what_remains_of_the_dimension(tmp_path: Path) -> None:
+    """Heads of an unknown width stay whole: 3 heads of 4 rows on 3 ranks, and not on 2."""
+    weight = count(12, 5)
+    folder = save(tmp_path / "m", {"m.weight": weight}, {"num_attention_heads": 3})
+    layout = {"m": {"style": "colwise", "layout": "(H*, ?)"}}
+    split(folder, tmp_path / "out", tp=3, plan=layout)
+    assert [of_rank(tmp_path / "out", rank, 3)["m.weight"] for rank in range(3)] == [stored(x) for x in weight.chunk(3)]
+    with pytest.raises(DegreeError) as caught:
+        plan(folder, tp=2, plan=layout)
+    assert mentions(caught.value, "m.weight", "(3*, 4)")
+
+
+def test_a_free_factor_that_does_not_come_out_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", {"m.weight": count(10, 5)}, {"num_attention_heads": 3})
+    with pytest.raises(PlanError) as caught:
+        plan(folder, tp=3, plan={"m": {"style": "colwise", "layout": "(H*, ?)"}})
+    assert mentions(caught.value, "m.weight", "multiple of 3", "10")

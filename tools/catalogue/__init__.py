@@ -1,0 +1,1 @@
+"""What `tools/export_catalogue.py` is made of: finding types, building small models, saying what they have."""

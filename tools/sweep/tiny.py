@@ -1,0 +1,84 @@
+"""Tiny random models of the catalogue's types, built by transformers, which is imported only where one is built."""
+
+import dataclasses
+import math
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from tools.sweep.sizes import CLASSES, COMPOSITES, PARTS, SIZES, TYPES
+
+PART_KINDS = ("_vision", "_vision_model", "_vision_encoder", "_audio", "_audio_encoder", "pixtral", "ocr2_encoder")
+PART_KINDS += ("voxtral_encoder", "voxtral_realtime_encoder")
+"""Ends of the names of types that are about images or sounds."""
+
+
+def tiny_config(model_type: str, values: Mapping[str, Any]) -> Any:
+    """Return a configuration of a type: 3 layers, 4 heads in 2 groups where it has groups."""
+    from transformers import CONFIG_MAPPING
+
+    return sized(CONFIG_MAPPING[model_type], values)
+
+
+def sized(config_class: Any, values: Mapping[str, Any]) -> Any:
+    """Return a configuration of a class, and of the classes of its sub-models, of the sweep's sizes."""
+    from transformers import CONFIG_MAPPING
+
+    model_type = config_class.model_type
+    fields = {field.name for field in dataclasses.fields(config_class)}
+    sizes = PARTS if model_type.endswith(PART_KINDS) else SIZES
+    given = {name: value for name, value in sizes.items() if name in fields}
+    given |= TYPES.get(model_type, {}) | COMPOSITES.get(model_type, {}) | dict(values)
+    for name, default in config_class.sub_configs_defaults.items():
+        inner = given.get(name, {})
+        if inner is not None:
+            wanted = inner.get("model_type", default.model_type)
+            inner_class = CONFIG_MAPPING[wanted] if wanted in CONFIG_MAPPING else default.config_class
+            given[name] = sized(inner_class, {key: value for key, value in inner.items() if key != "model_type"})
+    return config_class(**given)
+
+
+def model_class(model_type: str) -> Any:
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    if model_type in CLASSES:
+        return getattr(transformers, CLASSES[model_type])
+    for table in ("FOR_CAUSAL_LM", "FOR_IMAGE_TEXT_TO_TEXT", ""):
+        names = getattr(modeling_auto, f"MODEL_{table}_MAPPING_NAMES".replace("__", "_"))
+        if model_type in names:
+            return getattr(transformers, names[model_type])
+    raise KeyError(model_type)
+
+
+def tiny_model(model_type: str, values: Mapping[str, Any]) -> Any:
+    """Return a model of a type with random parameters, no two alike."""
+    config = tiny_config(model_type, values)
+    torch.manual_seed(0)
+    model = model_class(model_type)._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    randomize(model, seed=zlib.crc32(model_type.encode()))
+    if model.can_generate():
+        # Generation shall not stop early.
+        model.generation_config.eos_token_id = None
+        model.generation_config.pad_token_id = 0
+    return model
+
+
+@torch.no_grad()
+def randomize(model: torch.nn.Module, *, seed: int) -> None:
+    """Draw matrices anew by their fan-in and biases around zero; move norms and stored buffers off their values."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not tensor.is_floating_point():
+            continue
+        noise = torch.randn(tensor.shape, generator=generator)
+        if tensor.ndim > 1:
+            tensor.copy_(noise / math.sqrt(tensor.shape[-1]))
+        elif name.endswith("bias"):
+            tensor.copy_(0.3 * noise)
+        elif isinstance(tensor, torch.nn.Parameter):
+            tensor.add_(0.1 * noise)
+        else:
+            tensor.mul_(1 + 0.1 * noise)
