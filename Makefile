@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 MODELS := build/models
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install models demo test lint types catalogue clean
+.PHONY: help install models demo test lint types sweep sweep-peer catalogue clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -33,6 +33,12 @@ types: $(INSTALLED) ## mypy, strict
 
 test: lint types models ## lint, types and the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+sweep: $(INSTALLED) ## run a tiny model of every architecture at 2 and 4 ranks, and write docs/sweep.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.sweep
+
+sweep-peer: $(INSTALLED) ## the same for transformers' own tensor parallelism, which the table shows beside
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.sweep --peer
 
 catalogue: $(INSTALLED) ## write the built-in plans anew from the installed transformers and diffusers
 	$(BIN)/python -m tools.export_catalogue

@@ -5,8 +5,9 @@
     python -m loader.check_worker tiny JOBS
 
 JOBS is a JSON file, a list of jobs. The first two run every job's model on the same ids: one process as transformers
-loads it from ``source``, a rank from ``split``. The third makes tiny models from configurations (`loader.tiny`). A
-rank starts when its standard input ends, so that the whole model and its parts need not be in memory at once. What goes wrong is written to the trace, and the process goes on with the next job.
+loads it from ``source``, a rank from ``split``. The third makes tiny models from configurations (`loader.tiny`). A rank
+starts when its standard input ends, so that the whole model and its parts need not be in memory at once. What goes
+wrong is written to the trace, and the process goes on with the next job.
 """
 
 import datetime
@@ -123,7 +124,9 @@ def load_rank(job: Job, group: dist.ProcessGroup | None) -> Any:  # noqa: ANN401
 @contextmanager
 def joined(jobs_file: Path, rank: int, world_size: int) -> Iterator[Callable[[Job], dist.ProcessGroup]]:
     """Give what makes the group of a job: a new one each, since a job that fails may spoil its own."""
-    store = dist.FileStore(str(jobs_file.with_name("store")), world_size)
+    store = dist.FileStore(  # type: ignore[attr-defined]
+        str(jobs_file.with_name("store")), world_size
+    )
     store.set_timeout(WAIT)
     made = 0
 
@@ -136,7 +139,8 @@ def joined(jobs_file: Path, rank: int, world_size: int) -> Iterator[Callable[[Jo
         # All ranks come together through the store, where a slow one is waited for.
         store.set(f"check/{made}/{rank}", "here")
         store.wait([f"check/{made}/{other}" for other in range(world_size)])
-        return dist.new_group(timeout=timeout)
+        group: dist.ProcessGroup = dist.new_group(timeout=timeout)
+        return group
 
     try:
         yield group_of

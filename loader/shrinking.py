@@ -1,10 +1,10 @@
 """Shrinking: a model's configuration made small, with what a plan divides kept as it was.
 
-Sizes are of four kinds, told by their names: counts of heads, sizes of one head, widths, and counts of experts or words.
-Heads' sizes are divided by one number, counts of heads by another and widths by the product of both, so that a width
-that is heads times their size stays so. Whatever the number of ranks divides it divides afterwards, and what it does
-not divide it does not. Layers are cut off at the end, so that rules such as "every fourth" or "the first three" keep
-their meaning.
+Sizes are of four kinds, told by their names: counts of heads, sizes of one head, widths, and counts of experts or
+words. Heads' sizes are divided by one number, counts of heads by another and widths by the product of both, so that a
+width that is heads times their size stays so. Whatever the number of ranks divides it divides afterwards, and what it
+does not divide it does not. Layers are cut off at the end, so that rules such as "every fourth" or "the first three"
+keep their meaning.
 """
 
 import re
@@ -122,7 +122,8 @@ def kv_mesh(heads: int, groups: int, ranks: int) -> int:
     (8, 0)
     """
     group = heads // groups
-    return max((kv for kv in range(1, ranks + 1) if ranks % kv == groups % kv == 0 and group % (ranks // kv) == 0), default=0)
+    fitting = [kv for kv in range(1, ranks + 1) if ranks % kv == groups % kv == 0]
+    return max((kv for kv in fitting if group % (ranks // kv) == 0), default=0)
 
 
 def _parts(config: Config) -> Iterator[Config]:
@@ -259,7 +260,7 @@ def _power_of_two(size: int, least: int) -> int:
 
 
 def _heads_divisor(config: Config, ranks: int) -> int:
-    """Return the largest number by which all counts of heads can be divided, and be arranged over the ranks as before."""
+    """Return the largest number by which all counts of heads can be divided, and lie on the ranks as before."""
     counts = [
         value
         for part in _parts(config)
@@ -278,13 +279,13 @@ def _fits(config: Config, divisor: int, ranks: int) -> bool:
         }
         for value in counts.values():
             small = value // divisor
-            if (small % ranks == 0) != (value % ranks == 0) or small < min(value, 2 * ranks):
-                # Fewer heads than ranks may stay, if they are arranged as before.
-                if value % ranks == 0 or small < min(value, 2):
-                    return False
+            same = (small % ranks == 0) == (value % ranks == 0) and small >= min(value, 2 * ranks)
+            # Fewer heads than ranks may stay, if they are arranged as before.
+            if not same and (value % ranks == 0 or small < min(value, 2)):
+                return False
         heads = next((counts[name] for name in _COUNTS if name in counts), 0)
         groups = counts.get("num_key_value_heads", 0)
-        if heads and groups and heads % groups == 0:
-            if kv_mesh(heads, groups, ranks) != kv_mesh(heads // divisor, groups // divisor, ranks):
-                return False
+        known = heads and groups and heads % groups == 0
+        if known and kv_mesh(heads, groups, ranks) != kv_mesh(heads // divisor, groups // divisor, ranks):
+            return False
     return True

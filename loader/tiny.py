@@ -1,7 +1,7 @@
 """Tiny models: a random model of a configuration's class, small enough for a laptop, with every kind of layer.
 
-Nothing is read but the configuration. Its sizes are made smaller (`loader.shrinking`); where the class does not run with
-them, only its layers, experts and words are fewer; and where that fails too, it is said.
+Nothing is read but the configuration. Its sizes are made smaller (`loader.shrinking`); where the class does not run
+with them, only its layers, experts and words are fewer; and where that fails too, it is said.
 """
 
 import math
@@ -89,7 +89,7 @@ def find_class(config: Any) -> Any:  # noqa: ANN401
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     named = ", ".join(config.architectures or ()) or "none"
-    raise LoadError(f"config.json: transformers {transformers.__version__} has no class for it (architectures: {named})")
+    raise LoadError(f"config.json: transformers {transformers.__version__} has no class (architectures: {named})")
 
 
 def layers_to_keep(model_class: Any, config: Any) -> dict[int, int]:  # noqa: ANN401

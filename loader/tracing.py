@@ -22,15 +22,19 @@ from manifests.errors import ReshardError
 Facts = dict[str, Any]
 
 
-class Collectives(TorchDispatchMode):
+class Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the collectives that run within it, by name; what merely waits for one is left out."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[str] = Counter()
 
-    def __torch_dispatch__(  # noqa: D102 - as in torch
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None  # noqa: ANN401
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - an operator of torch
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         if func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.name():
             self.counts[func.name().partition("::")[2].partition(".")[0].strip("_")] += 1

@@ -195,6 +195,4 @@ def place_parameter(strategy: type[Strategy], parameter: Parameter) -> Placed:
     match placed:
         case (str() as axis, int() as dim) if -ndim <= dim < ndim:
             return axis, dim % ndim
-    raise PlanError(
-        f"{where}.place: {placed!r} is not an axis and one of the {ndim} dimensions, None or NotImplemented"
-    )
+    raise PlanError(f"{where}.place: {placed!r} is no axis with one of {ndim} dimensions, None or NotImplemented")

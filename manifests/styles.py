@@ -71,7 +71,7 @@ STYLES: Mapping[str, Style] = {
         Style("packed_rowwise", "in", "partial", "", "all_reduce", packed=True),
         Style("embedding_rowwise", "vocab", "whole", "mask_ids", "all_reduce", contiguous=True),
         Style("embedding_colwise", "hidden", "whole", "", "all_gather", contiguous=True),
-        Style("grouped_gemm", "expert", "whole", "", "", contiguous=True),
+        Style("grouped_gemm", "expert", "cut", "", "", contiguous=True),
         Style("ep_dispatch_experts", "", "whole", "route_local", "all_reduce"),
         Style("moe_tp_experts", "", "whole", "", "all_reduce"),
         Style("moe_identity_expert", "", "whole", "divide_input", ""),

@@ -81,9 +81,7 @@ class Judge:
 
     def find(self) -> Finding | None:
         """Return where the ranks part first, or None where they do not."""
-        raised = [
-            (rank, trace.raised) for rank, trace in enumerate(self.comparison.ranks) if trace.raised is not None
-        ]
+        raised = [(rank, trace.raised) for rank, trace in enumerate(self.comparison.ranks) if trace.raised is not None]
         parted = self._first_parted()
         if parted is not None:
             return self._judge_parted(parted)
@@ -106,9 +104,10 @@ class Judge:
             if summing is None:
                 # The first within it says more, if it is a module that sums itself.
                 return inside.get(compared.module, compared)
-            inside.setdefault(summing, compared)
+            if not compared.sums:
+                inside.setdefault(summing, compared)
         # The forward ended before the sum did.
-        return next((first for summing, first in inside.items() if summing not in self._outputs and not first.sums), None)
+        return next((first for summing, first in inside.items() if summing not in self._outputs), None)
 
     def _summing_above(self, module: str) -> str | None:
         """Return the nearest module around this one behind which the ranks' outputs are added up."""
@@ -132,8 +131,8 @@ class Judge:
             blamed = [own, *(inner or fed)]
         else:
             blamed = [*(inner or fed), own]
-        message = self._describe(found)
-        return Finding(module, found.side, found.rank, message, tuple(blamed), self._hint(found), self._right_before(module))
+        message, hint = self._describe(found), self._hint(found)
+        return Finding(module, found.side, found.rank, message, tuple(blamed), hint, self._right_before(module))
 
     def _describe(self, found: Compared) -> str:
         side = f"its {found.side}"
@@ -210,7 +209,9 @@ class Judge:
         leaf = _leaf(module)
         if event["input"].get("dtype") == "i8":
             cut = self.comparison.divisions.cut(module)
-            hint = f"{leaf} has a rank's rows, and gets ids of all; {module} = embedding_rowwise masks the others' and sums"
+            hint = (
+                f"{leaf} has a rank's rows and gets ids of all; {module} = embedding_rowwise masks the others' and sums"
+            )
             return "", hint if cut else ""
         local, whole = given["shape"][-1], event["input"]["shape"][-1]
         style = self._style_of(module)
@@ -221,8 +222,9 @@ class Judge:
             )
         if local < whole and not expects_part:
             why = "no rule names it" if style is None else f"{style.name} does not cut its inputs"
+            feeding = _listed(self._feeding(module))
             return f"it gets {local} of {whole} features, its weight has all {whole} inputs: {why}; ", (
-                f"{_listed(self._feeding(module))} give each rank a part, so {leaf} is the other half of the pair: rowwise"
+                f"{feeding} give each rank a part, so {leaf} is the other half of the pair: rowwise"
             )
         if local == whole and expects_part and style is not None and not style.before:
             return f"it gets all {whole} features, and {style.name} takes a rank's part of them; ", (

@@ -2,8 +2,8 @@
 
 A misplaced style usually still runs and gives something plausible. Here it is named: the first module that parts from
 one process, and the rule that is to blame. The checkpoint, or a tiny model of its class, is split into a temporary
-folder; processes of `loader.check_worker` run it in float32 and leave traces, which are compared here (`reshard.traces`)
-and judged (`reshard.blaming`). torch is imported in those processes only.
+folder; processes of `loader.check_worker` run it in float32 and leave traces, which are compared (`reshard.traces`) and
+judged (`reshard.blaming`). torch is imported in those processes only.
 """
 
 import json
@@ -200,7 +200,9 @@ def _conclude(wanted: Wanted, traces: Path, tokens: int) -> Facts | LoadError:
         "tensors": len(known),
         "divided": sum(one.outcome == "part" for one in known),
         "not_compared": dict(unknown),
-        "largest": [{"module": one.module, "side": one.side, "difference": one.difference} for one in islice(largest, 3)],
+        "largest": [
+            {"module": one.module, "side": one.side, "difference": one.difference} for one in islice(largest, 3)
+        ],
         "collectives": ranks[0].collectives,
         "uncovered": _uncovered(split),
         "notes": list(resolution.notes),

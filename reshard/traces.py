@@ -5,7 +5,7 @@ axes around the module give the rank. Values stay in their files until they are 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -211,7 +211,8 @@ class Comparison:
                 if best is None or found.difference < best.difference:
                     best = found
         if best is None and whole.shape[dim] != base.local[dim] * len(arrays):
-            return base._replace(outcome="unknown", why=f"{list(base.whole)} in one process, {list(base.local)} on a rank")
+            why = f"{list(base.whole)} in one process, {list(base.local)} on a rank"
+            return base._replace(outcome="unknown", why=why)
         return best or base._replace(outcome="divided", difference=float("inf"))
 
     def _measure(self, base: Compared, expected: Sequence[Array], arrays: list[Array], parted: str) -> Compared:
@@ -262,8 +263,3 @@ def _distance(one: Array, other: Array) -> float:
     apart = np.where(np.isnan(one) & np.isnan(other), 0.0, apart)
     largest = float(apart.max())
     return float("inf") if np.isnan(largest) else largest
-
-
-def uneven_calls(whole: Trace, ranks: Iterable[Trace]) -> int:
-    """Return how many events of the ranks one process does not have."""
-    return sum(whole.find(event["module"], event["call"]) is None for trace in ranks for event in trace.events)

@@ -25,9 +25,13 @@ def format_check(facts: Facts) -> Iterator[str]:
     else:
         yield from format_finding(facts["finding"])
     if facts["largest"]:
-        yield "largest differences: " + ", ".join(
-            f"{one['module'] or 'the model'} ({one['side']}) {one['difference']:.1e}" for one in facts["largest"]
-        ) + f"; {facts['tolerance']:.0e} is allowed"
+        yield (
+            "largest differences: "
+            + ", ".join(
+                f"{one['module'] or 'the model'} ({one['side']}) {one['difference']:.1e}" for one in facts["largest"]
+            )
+            + f"; {facts['tolerance']:.0e} is allowed"
+        )
     collectives = ", ".join(f"{count} {name}" for name, count in facts["collectives"].items())
     yield f"collectives: {collectives or 'none'}"
     yield from (f"not compared: {count} tensors: {why}" for why, count in facts["not_compared"].items())

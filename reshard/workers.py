@@ -123,6 +123,8 @@ def _started(work: Path, commands: list[list[str]]) -> Iterator[list[Process]]:
 def _environment() -> dict[str, str]:
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     given = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": loopback, **os.environ}
+    # A model that goes through a set calls its modules in an order that the seed decides.
+    given["PYTHONHASHSEED"] = "0"
     # A strategy of a user's own is found where this process would find it.
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     return {**given, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}

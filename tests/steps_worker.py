@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -472,6 +473,19 @@ def install_on_fewer_inputs(folder: Path) -> Outcome:
     return {}
 
 
+def install_unknown_strategy(folder: Path) -> Outcome:
+    """Install a split of a strategy that this process does not have: nothing is changed."""
+    module = PAIR.build()
+    manifest = open_shard(folder / PAIR.name, dist.get_rank()).manifest
+    gone = msgspec.structs.replace(manifest.modules["down"], style="tests.strategies:Gone", after="own")
+    manifest = msgspec.structs.replace(manifest, modules={**manifest.modules, "up": gone})
+    try:
+        install_hooks(module, manifest)
+    finally:
+        assert not any(child._forward_hooks for child in module.modules())
+    return {}
+
+
 def install_twice(folder: Path) -> Outcome:
     module = loaded(PAIR, folder)
     install_hooks(module, open_shard(folder / PAIR.name, dist.get_rank()).manifest)
@@ -548,6 +562,7 @@ CHECKS: dict[str, Callable[[Path], Outcome]] = {
     "call compiled before": call_compiled_before,
     "parts": part_of_the_sequence,
     "fewer inputs": install_on_fewer_inputs,
+    "unknown strategy": install_unknown_strategy,
     "install twice": install_twice,
     "id too high": look_up([2, 10]),
     "id too low": look_up([-1, 2]),

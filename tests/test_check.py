@@ -399,10 +399,12 @@ def test_a_tiny_model_needs_a_configuration_only(model, tmp_path):
     configs = {
         "llama-like": transformers.Qwen3Config(architectures=["Qwen3ForCausalLM"], num_hidden_layers=36),
         # The first three layers have no experts.
-        "mixture": transformers.Glm4MoeConfig(architectures=["Glm4MoeForCausalLM"], first_k_dense_replace=3),
+        "mixture": transformers.Glm4MoeConfig(
+            architectures=["Glm4MoeForCausalLM"], hidden_size=5120, head_dim=128, first_k_dense_replace=3
+        ),
     }
     configs[model].save_pretrained(tmp_path)
-    result = reshard("check", tmp_path, "--tp", 4, "--tiny", "-q", "--json")
+    result = reshard("check", tmp_path, "--tp", 2, "--tiny", "-q", "--json")
     assert result.exit_code == 0, result.stdout + result.stderr
     facts = json.loads(result.stdout)
     assert facts["right"]

@@ -11,7 +11,7 @@ from tests.launching import run_ranks
 from tests.parallel_worker import COMPILED, Model, Outcome
 
 WORLD_SIZE = 2
-TIMEOUT_S = 300
+TIMEOUT_S = 500
 TOLERANCE = 1e-4
 
 Outcomes = dict[str, list[Outcome]]

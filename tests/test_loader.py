@@ -20,7 +20,7 @@ from manifests.errors import LoadError, ManifestError
 from manifests.manifest import read_manifest
 from reshard import split
 from tests.checkpoints import LLAMA, count, mentions, save
-from tests.tiny_models import tiny_model
+from tools.sweep.tiny import tiny_model
 
 F4 = torch.float4_e2m1fn_x2
 MIB = 1 << 20

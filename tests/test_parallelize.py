@@ -1,5 +1,4 @@
-"""`loader.parallelize` on 2 ranks: models of transformers and plain modules, compared with one process; what is refused;
-and the collectives of a forward, counted.
+"""`loader.parallelize` on 2 ranks, compared with one process; what is refused; the collectives of a forward, counted.
 
 All of it is run by `parallel_worker.py` in one launch of one process a rank.
 """
@@ -14,7 +13,7 @@ from tests.launching import run_ranks
 from tests.parallel_worker import MODELS, Model, Outcome
 
 WORLD_SIZE = 2
-TIMEOUT_S = 300
+TIMEOUT_S = 500
 TOLERANCE = 1e-4
 LAYERS = 2
 

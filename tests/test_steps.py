@@ -17,7 +17,7 @@ from tests.launching import run_ranks
 from tests.steps_worker import CASES, CHECKS, EMBEDDING, PAIR, Case, Outcome, outputs, whole_module
 
 WORLD_SIZE = 2
-TIMEOUT_S = 300
+TIMEOUT_S = 500
 PROMPT_S = 8
 """Less than a rank waits for another that never comes."""
 
@@ -112,6 +112,7 @@ def test_ranks_have_a_part_of_the_sequence_where_their_number_divides_it(outcome
 
 
 REFUSED = {
+    "unknown strategy": ("LoadError", "a style that this process does not have", "tests.strategies has no Gone"),
     "fewer inputs": ("LoadError", "Experts", "takes 2 inputs", "chosen experts"),
     "install twice": ("LoadError", "has its hooks already"),
     "id too high": ("IndexError", "from 2 to 10", "vocabulary of 10"),

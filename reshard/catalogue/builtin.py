@@ -25,7 +25,11 @@ def built_in_plan(architecture: Architecture, source: str = "reshard") -> Plan:
     # The innermost sub-model first: what it says of its modules counts.
     scopes = sorted(architecture.scopes, key=lambda scope: -len(scope.prefix))
     tables = {scope: ours()["types"].get(scope.model_type, {}) for scope in scopes}
-    mine = tables if source == "reshard" else {}
+    mine = (
+        tables
+        if source == "reshard"
+        else {scope: {"restated": table.get("restated", {})} for scope, table in tables.items()}
+    )
     entries = {scope: exported()["types"].get(scope.model_type, {}) for scope in scopes}
     plans = [(scope.prefix, _base_plan(entries[scope], mine.get(scope, {}))) for scope in scopes]
     expert_plans = [(scope.prefix, entries[scope].get("ep_plan", {})) for scope in scopes]
@@ -46,8 +50,11 @@ def built_in_plan(architecture: Architecture, source: str = "reshard") -> Plan:
 
 
 def _base_plan(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a type's plan: ours, or theirs with our changes; a change to an empty text takes a rule away."""
-    plan = {**mine.get("plan", theirs.get("plan", {})), **mine.get("changes", {})}
+    """Return a type's plan: ours, or theirs with our changes; a change to an empty text takes a rule away.
+
+    A rule of theirs that cuts stored tensors, before they become the model's, is restated for the model's.
+    """
+    plan = {**mine.get("plan", theirs.get("plan", {})), **mine.get("restated", {}), **mine.get("changes", {})}
     return {pattern: choice for pattern, choice in plan.items() if choice}
 
 

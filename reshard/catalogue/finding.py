@@ -77,6 +77,7 @@ def _build_architecture(model_type: str, name: str, config: Mapping[str, Any]) -
         plan=plan,
         scopes=tuple(scopes),
         tie_flags={one: path for path, pairs in of_parts.items() for one in pairs},
+        kept=tuple(head.get("kept", entry.get("kept", ()))),
     )
 
 

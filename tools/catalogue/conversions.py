@@ -22,7 +22,8 @@ How transformers does it, which a reader of ``renames`` and ``converters`` repea
     from the names: a missing expert makes a shorter stack, which only the parameter's shape betrays. The operations
     follow in order. Where there are several targets, the others' names are made from the first's.
 7.  ``base_model_prefix`` is removed from a name that the model has without it, else put before one that it has with it.
-8.  If the model lacks the result but has the stored name, the stored name goes through step 7 alone.
+8.  If the model lacks the result but has the stored name, the stored name goes through step 7 alone. These names, and
+    those that step 7 turns back, are ``kept``, with numbers as ``*``.
 9.  What is still not the model's is dropped silently if one of ``ignored`` is found in its name (``re.search``), which
     is the name after steps 2 to 7 (``_adjust_missing_and_unexpected_keys`` in modeling_utils.py).
 
@@ -56,7 +57,11 @@ from transformers.core_model_loading import (
     WeightConverter,
     WeightRenaming,
     WeightTransform,
+    dot_natural_key,
+    rename_source_key,
 )
+
+from manifests.natural import kind_of
 
 KINDS = {
     WeightRenaming: "plain",
@@ -80,8 +85,8 @@ SPLITS = {
 """The size of each part that is split off, by its target; transformers takes it from the parameter's shape."""
 
 SHAPES = {
-    "mlp.experts.gate_up_proj": ["num_experts", "hidden_size", "2*moe_intermediate_size"],
-    "mlp.experts.down_proj": ["num_experts", "moe_intermediate_size", "hidden_size"],
+    "mlp.experts.gate_up_proj": ["num_experts", "2*moe_intermediate_size", "hidden_size"],
+    "mlp.experts.down_proj": ["num_experts", "hidden_size", "moe_intermediate_size"],
 }
 """The shape of parameters that are transposed only where the stored shape is another, by their target."""
 
@@ -91,7 +96,7 @@ class UnsaidError(Exception):
 
 
 def export_conversions(model: PreTrainedModel) -> dict[str, Any]:
-    """Return the renames, converters and ignored names of a class.
+    """Return the renames, converters, ignored and kept names of a class.
 
     Raises:
         UnsaidError: One cannot be said.
@@ -101,6 +106,7 @@ def export_conversions(model: PreTrainedModel) -> dict[str, Any]:
         "renames": [_rename(model, one) for one in transforms if isinstance(one, WeightRenaming)],
         "converters": [_converter(model, one) for one in transforms if isinstance(one, WeightConverter)],
         "ignored": ignored_names(model),
+        "kept": kept_names(model),
     }
 
 
@@ -166,7 +172,7 @@ def _operation(model: PreTrainedModel, operation: ConversionOps, transform: Weig
         case Inkling2UnpadVocab(inverse=False):
             return ["unpad_vocab", "unpadded_vocab_size"]
         case Inkling2LoopMergeMessageQueries(inverse=False):
-            return ["message_queries"]
+            return ["merge_message_queries"]
         case Inkling2LoopDequantizeExperts():
             return ["computes", type(operation).__name__]
     raise UnsaidError(f"{type(model).__name__}: {transform}: {operation}: not an operation that is exported")
@@ -177,6 +183,25 @@ def _heads(model: PreTrainedModel, part: str | None) -> str:
     config = getattr(model.config, part) if part else model.config
     name = config.attribute_map.get("num_attention_heads", "num_attention_heads")
     return f"{part}.{name}" if part else name
+
+
+def kept_names(model: PreTrainedModel) -> list[str]:
+    """Return the model's own names that the renames and converters would change, but under which its parameters are.
+
+    Those are names that become names of nothing, and those that step 7 turns back. Numbers are ``*``.
+    """
+    transforms = get_model_conversion_mapping(model, add_legacy=False)
+    renames = [one for one in transforms if isinstance(one, WeightRenaming)]
+    converters = [one for one in transforms if isinstance(one, WeightConverter)]
+    own = model.state_dict()
+    kept = set()
+    for name in sorted(own, key=dot_natural_key):
+        # Twice, as a group's later patterns depend on what was renamed before: the state after the first is the same.
+        changed, source = rename_source_key(name, renames, converters)
+        result, _ = rename_source_key(name, renames, converters, model.base_model_prefix, own)
+        if result not in own or (source is None and result == name != changed):
+            kept.add(kind_of(name))
+    return sorted(kept)
 
 
 def ignored_names(model: PreTrainedModel) -> list[str]:

@@ -17,9 +17,10 @@ from transformers.models.timm_wrapper import modeling_timm_wrapper
 
 SIZES = {
     "vocab_size": 128,
+    "unpadded_vocab_size": 120,
     "hidden_size": 64,
     "intermediate_size": 128,
-    "moe_intermediate_size": 32,
+    "moe_intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -37,6 +38,7 @@ SIZES = {
     "moe_k": 2,
     "n_shared_experts": 1,
     "num_shared_experts": 1,
+    "zero_expert_num": 2,
     "n_group": 1,
     "topk_group": 1,
     # A dense layer before one with experts.

@@ -1,1 +1,1 @@
-"""The sweep: every architecture of the catalogue on a tiny random model, through the whole path, against one process."""
+"""The sweep: every architecture of the catalogue, as a tiny random model, through the whole path."""

@@ -38,6 +38,7 @@ def main() -> int:
 
 
 def parse_options() -> argparse.Namespace:
+    """Return what the command line says."""
     parser = argparse.ArgumentParser(prog="python -m tools.sweep", description=__doc__)
     parser.add_argument("--only", default="*", metavar="PATTERN", help="types whose name fits, as in a shell")
     parser.add_argument("--degrees", type=int, nargs="+", default=[2, 4], metavar="N", help="numbers of ranks")
@@ -49,6 +50,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def wanted(store: Store, case: Case, key: str, options: argparse.Namespace) -> bool:
+    """Tell whether a case is to be run."""
     if options.failed:
         found = store.get(case.name)
         return found is None or not found.right

@@ -1,5 +1,6 @@
 """What the sweep compares: cases, their names, and what decides their outcome."""
 
+import ast
 import hashlib
 import json
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ class Case(NamedTuple):
     Attributes:
         name: Its name, also of its folder.
         model_type: Of the tiny model.
-        kind: "run" compares logits and tokens with one process; "peer" does so for transformers' own tensor parallelism;
-            "shards" compares the tensors of a split with those that transformers' ranks hold.
+        kind: "run" compares logits and tokens with one process; "peer" does so for transformers' own tensor
+            parallelism; "shards" compares the tensors of a split with those that transformers' ranks hold.
         experts: Over how many ranks experts are divided.
         plan_source: Whose plan the split follows.
         values: Of the configuration, beside the tiny ones.
@@ -68,9 +69,7 @@ def subjects(work: Path) -> list[Subject]:
     """Return every type with a plan in the installed transformers, the variants and the composites."""
     planned = planned_types(work)
     rows = [Subject(name, STANDS.get(name, name), {}, experts) for name, experts in planned.items()]
-    rows += [
-        Subject(name, model_type, values, planned[model_type]) for name, (model_type, values) in VARIANTS.items()
-    ]
+    rows += [Subject(name, model_type, values, planned[model_type]) for name, (model_type, values) in VARIANTS.items()]
     known = {row.name for row in rows}
     rows += [Subject(name, name, {}, composite_has_experts(name, planned)) for name in COMPOSITES if name not in known]
     return sorted(rows)
@@ -96,6 +95,7 @@ def planned_types(work: Path) -> dict[str, bool]:
 
 
 def composite_has_experts(name: str, planned: dict[str, bool]) -> bool:
+    """Tell whether a sub-model of a composite has a plan that divides experts."""
     from transformers import CONFIG_MAPPING
 
     specs = CONFIG_MAPPING[name].sub_configs_defaults.values()
@@ -133,7 +133,23 @@ REPORTED = ("report.py", "reasons.toml", "peer.json", "__main__.py")
 
 
 def digest(files: list[Path]) -> str:
+    """Return a digest of files and of the versions of torch and transformers."""
     hashed = hashlib.sha256(f"torch {version('torch')} transformers {version('transformers')}".encode())
     for file in files:
-        hashed.update(file.name.encode() + b"\0" + file.read_bytes())
+        content = code_of(file) if file.suffix == ".py" else file.read_bytes()
+        hashed.update(file.name.encode() + b"\0" + content)
     return hashed.hexdigest()[:16]
+
+
+def code_of(file: Path) -> bytes:
+    """Return a module without its comments, its layout and its bare strings, which decide nothing."""
+    tree = ast.parse(file.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [child for child in node.body if not is_text(child)]
+    return ast.dump(tree).encode()
+
+
+def is_text(node: ast.stmt) -> bool:
+    """Tell whether a statement is a bare string."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

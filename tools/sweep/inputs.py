@@ -84,6 +84,7 @@ def prompted(generator: torch.Generator) -> Inputs:
 
 
 def embedded(generator: torch.Generator, length: int = LENGTH) -> Inputs:
+    """Vectors in place of tokens."""
     return {"inputs_embeds": torch.randn(BATCH, length, SIZES["hidden_size"], generator=generator)}
 
 

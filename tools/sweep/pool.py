@@ -75,12 +75,12 @@ class Launch:
         self.processes = []
         for rank, log in enumerate(self.logs):
             with log.open("wb") as stream:
-                environment = {**os.environ, **self.environment(rank, world_size)}
+                environment = {**os.environ, **self._environment(rank, world_size)}
                 self.processes.append(
                     subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stream, stderr=subprocess.STDOUT)
                 )
 
-    def environment(self, rank: int, world_size: int) -> dict[str, str]:
+    def _environment(self, rank: int, world_size: int) -> dict[str, str]:
         return {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -99,13 +99,13 @@ class Launch:
             LaunchError: They were at none.
         """
         try:
-            return self.follow(tell)
+            return self._follow(tell)
         finally:
             for process in self.processes:
                 process.kill()
                 process.wait()
 
-    def follow(self, tell: Callable[[str], None]) -> tuple[Case, str] | None:
+    def _follow(self, tell: Callable[[str], None]) -> tuple[Case, str] | None:
         for position, case in enumerate(self.cases):
             outcome, since = self.work / "outcomes" / f"{case.name}.json", None
             while not outcome.exists():
@@ -113,18 +113,18 @@ class Launch:
                 if since is None and self.store.check([f"started/{position}"]):
                     since = time.monotonic()
                 if any(codes):
-                    self.refuse_if(since is None, f"ranks ended with {codes}")
+                    self._refuse_if(since is None, f"ranks ended with {codes}")
                     return case, f"ranks ended with {codes}"
                 if since is not None and time.monotonic() > since + CASE_TIMEOUT_S:
                     return case, f"no outcome within {CASE_TIMEOUT_S} s"
                 late = since is None and time.monotonic() > self.started + PREPARING_TIMEOUT_S
-                self.refuse_if(late, f"no case started within {PREPARING_TIMEOUT_S} s")
+                self._refuse_if(late, f"no case started within {PREPARING_TIMEOUT_S} s")
                 time.sleep(0.02)
             tell(case.name)
             self.started = time.monotonic()
         return None
 
-    def refuse_if(self, failed: bool, what: str) -> None:
+    def _refuse_if(self, failed: bool, what: str) -> None:
         if failed:
             tails = "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in self.logs)
             raise LaunchError(f"{what}:\n{tails}")

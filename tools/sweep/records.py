@@ -1,6 +1,7 @@
 """What is kept of a case: whether it was right, and what the table shows."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,28 +41,34 @@ def record(outcomes: Sequence[dict[str, Any]]) -> Record:
     if failed:
         first = min(failed, key=lambda outcome: outcome.get("seconds", 0.0))
         return Record(False, first["error"], first.get("stage", ""), seconds=seconds)
-    scale = max(1.0, *(outcome["largest"] for outcome in outcomes))
-    shapes = {(*outcome["shape"],) == (*outcome["expected_shape"],) for outcome in outcomes}
     found = Record(
         right=False,
-        difference=max(outcome["difference"] for outcome in outcomes) / scale if shapes == {True} else None,
+        difference=_difference(outcomes),
         share=max(outcome["share"] for outcome in outcomes),
         collectives=outcomes[0]["collectives"],
-        tokens=compare_tokens(outcomes),
+        tokens=_compare_tokens(outcomes),
         seconds=seconds,
     )
-    error = what_differs(found, outcomes)
+    error = _what_differs(found, outcomes)
     return found._replace(right=not error, error=error, stage="compare" if error else "")
 
 
-def compare_tokens(outcomes: Sequence[dict[str, Any]]) -> str:
+def _difference(outcomes: Sequence[dict[str, Any]]) -> float | None:
+    if any(outcome["shape"] != outcome["expected_shape"] for outcome in outcomes):
+        return None
+    relative = [outcome["difference"] / max(1.0, outcome["largest"]) for outcome in outcomes]
+    # The largest of some numbers and none may be either.
+    return math.nan if any(map(math.isnan, relative)) else max(relative)
+
+
+def _compare_tokens(outcomes: Sequence[dict[str, Any]]) -> str:
     if not outcomes[0]["expected_tokens"]:
         return "none"
     equal = all(outcome["tokens"] == outcome["expected_tokens"] for outcome in outcomes)
     return "equal" if equal else "different"
 
 
-def what_differs(found: Record, outcomes: Sequence[dict[str, Any]]) -> str:
+def _what_differs(found: Record, outcomes: Sequence[dict[str, Any]]) -> str:
     if found.difference is None:
         return f"shape {outcomes[0]['shape']}, not {outcomes[0]['expected_shape']}"
     # Not "greater": a difference that is no number is one.
@@ -79,16 +86,16 @@ class Store:
 
     def put(self, name: str, key: str, found: Record) -> None:
         """Keep a record."""
-        self.file(name).write_text(json.dumps({"key": key, **found._asdict()}))
+        self._file(name).write_text(json.dumps({"key": key, **found._asdict()}))
 
     def get(self, name: str, key: str | None = None) -> Record | None:
         """Return a record, or None if there is none, or only one with another key."""
-        if not self.file(name).exists():
+        if not self._file(name).exists():
             return None
-        kept = json.loads(self.file(name).read_text())
+        kept = json.loads(self._file(name).read_text())
         if kept.pop("key") != key and key is not None:
             return None
         return Record(**kept)
 
-    def file(self, name: str) -> Path:
+    def _file(self, name: str) -> Path:
         return self.folder / f"{name}.json"

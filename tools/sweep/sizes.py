@@ -302,7 +302,7 @@ TYPES: dict[str, Values] = {
     "gemma3n_text": {
         "num_hidden_layers": 5,
         "num_kv_shared_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "layer_types": [*SLIDING["layer_types"], "sliding_attention", "full_attention"],
         "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0, 0.0],
     },
     "gemma4_text": {**WINDOW, **WIDE},

@@ -35,12 +35,14 @@ def sized(config_class: Any, values: Mapping[str, Any]) -> Any:
         inner = given.get(name, {})
         if inner is not None:
             wanted = inner.get("model_type", default.model_type)
-            inner_class = CONFIG_MAPPING[wanted] if wanted in CONFIG_MAPPING else default.config_class
+            known = wanted in CONFIG_MAPPING  # whose get() does not load
+            inner_class = CONFIG_MAPPING[wanted] if known else default.config_class
             given[name] = sized(inner_class, {key: value for key, value in inner.items() if key != "model_type"})
     return config_class(**given)
 
 
 def model_class(model_type: str) -> Any:
+    """Return the class that is run: one with a head where there is one."""
     import transformers
     from transformers.models.auto import modeling_auto
 

@@ -1,8 +1,8 @@
 """One rank of a comparison: takes a list of cases, compares with one process, and leaves what it found.
 
-Started by `tools.sweep.pool` in as many processes as there are ranks, which import transformers once. The ranks make the
-models, the expected results and the splits in turns, then go through the cases together. A case that fails on a rank, or
-that leaves one waiting for another, is told as failed, and the ranks go on in a new process group.
+Started by `tools.sweep.pool` in as many processes as there are ranks, which import transformers once. The ranks make
+the models, the expected results and the splits in turns, then go through the cases together. A case that fails on a
+rank, or that leaves one waiting for another, is told as failed, and the ranks go on in a new process group.
 """
 
 import json
@@ -68,6 +68,7 @@ def in_turns(topic: str, cases: list[Case], ranks: Ranks, action: Callable[[Case
 
 
 def leave(file: Path, outcomes: list[Outcome]) -> None:
+    """Write the outcomes of a case; the file appears whole."""
     part = file.with_suffix(".part")
     part.write_text(json.dumps(outcomes))
     part.rename(file)
@@ -228,8 +229,9 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 def compare_shards(case: Case, work: Path, ranks: Ranks) -> Outcome:
     """Compare a rank's tensors with those that transformers' own tensor parallelism holds, bit for bit."""
-    from loader import open_shard
     from transformers.distributed import DistributedConfig
+
+    from loader import open_shard
 
     progress["stage"] = "peer"
     degrees = {"tp_size": ranks.world_size} | ({"ep_size": case.experts} if case.experts > 1 else {})

@@ -1,0 +1,137 @@
+"""Every conversion of the catalogue, against the tensors that transformers loads of the same folder in one process.
+
+The suite takes a representative set; ``CONVERSIONS=all`` takes every type of which a class renames or converts, and a
+list of types, ``CONVERSIONS=mixtral,kimi_k25``, takes those.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from manifests.manifest import Part
+from reshard import merge, split, verify
+from reshard.catalogue import exported
+from reshard.checkpoint import open_checkpoint
+from reshard.choosing import build_tensors, choose_architecture
+from reshard.folder import LocalFolder
+from reshard.options import Options
+from reshard.placing import RuntimeTensor
+from tests.carrying import carry_out
+from tools.sweep.tiny import tiny_model
+
+CHOSEN = (
+    "dory",  # layers that are two in the file
+    "ernie4_5_vl_moe",  # transposed, chunked, experts of two kinds
+    "exaone",  # renamed throughout
+    "gpt_neox",  # renamed for one class
+    "hrm_text",  # chunked
+    "kimi_k25",  # rope permuted, groups of renames, scoped experts
+    "kimi_linear",  # joined
+    "lara_mini",  # split by sizes
+    "llava",  # a composite under prefixes
+    "mistral_large4",  # rope permuted, renames of a scope
+    "mixtral",  # stacked
+    "qwen2_vl",  # prefixes of parts
+    "qwen3_vl_moe",  # transposed or not
+    "qwen4_exp_text",  # shards joined
+    "sarvam_moe",  # split by sizes, stacked
+)
+RUNTIME = ("axk1", "deepseek_v4", "laguna", "mistral_large4_text", "mixtral")
+"""Types of which files in the layout of the running model are taken too: renamings would spoil names of some."""
+
+OURS = {"youtu": "embed_tokens.weight", "zaya": "balancing_biases"}
+"""Tensors that transformers changes after it has read them."""
+
+
+def chosen(default: tuple[str, ...]) -> list[str]:
+    wanted = os.environ.get("CONVERSIONS", "")
+    if wanted != "all":
+        return wanted.split(",") if wanted else list(default)
+    keys = ("renames", "converters")
+    return [
+        name
+        for name, entry in exported()["types"].items()
+        if entry.get("classes") and any(part.get(key) for part in (entry, *entry["classes"].values()) for key in keys)
+    ]
+
+
+def build(model_type: str) -> Any:
+    try:
+        return tiny_model(model_type, {})
+    except (ImportError, ValueError, KeyError, AttributeError, TypeError, RuntimeError) as error:
+        if "CONVERSIONS" not in os.environ:
+            raise
+        pytest.skip(f"{model_type}: cannot be built: {str(error)[:200]}")
+
+
+def bits(x: torch.Tensor) -> NDArray[Any]:
+    """Return a tensor for numpy, which lacks some dtypes; only its bytes are compared."""
+    same = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return x.detach().contiguous().view(same[x.element_size()]).numpy()
+
+
+def ours(folder: Path) -> tuple[dict[str, RuntimeTensor], dict[str, NDArray[Any]]]:
+    """Return the recipes of a folder and its stored tensors."""
+    checkpoint = open_checkpoint(LocalFolder(folder))
+    options = Options()
+    recipes = build_tensors(checkpoint, choose_architecture(checkpoint, options), options)
+    stored = [load_file(path) for path in sorted(folder.glob("*.safetensors"))]
+    return recipes, {name: bits(x) for tensors in stored for name, x in tensors.items()}
+
+
+def theirs(model: Any, folder: Path) -> tuple[dict[str, NDArray[Any]], set[str]]:
+    """Return the tensors that transformers loads, and the names of those that it does not find."""
+    loaded, info = type(model).from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+    assert not info["mismatched_keys"]
+    return {name: bits(x) for name, x in loaded.state_dict().items()}, set(info["missing_keys"])
+
+
+def check(model_type: str, folder: Path, *, original: bool) -> None:
+    model = build(model_type)
+    model.save_pretrained(folder, save_original_format=original)
+    recipes, stored = ours(folder)
+    expected, missing = theirs(model, folder)
+    used = {name: recipe for name, recipe in recipes.items() if not recipe.unused}
+    assert used.keys() <= expected.keys()
+    for name in expected.keys() - used.keys() - missing:
+        # Of tied parameters one is stored.
+        twins = [other for other in used if np.array_equal(expected[other], expected[name])]
+        assert twins, f"{name} is made of nothing"
+    for name in used.keys() - missing:
+        if OURS.get(model_type, " ") not in name:
+            made = carry_out(used[name].parts or (Part(name),), used[name].shape, stored)
+            assert (made.dtype, made.shape) == (expected[name].dtype, expected[name].shape), name
+            assert np.array_equal(made, expected[name]), name
+
+
+@pytest.mark.parametrize("model_type", chosen(CHOSEN))
+def test_tensors_are_those_that_transformers_loads(model_type: str, tmp_path: Path) -> None:
+    check(model_type, tmp_path, original=True)
+
+
+@pytest.mark.parametrize("model_type", chosen(RUNTIME))
+def test_files_in_the_models_own_layout_are_left_as_they_are(model_type: str, tmp_path: Path) -> None:
+    check(model_type, tmp_path, original=False)
+
+
+MERGED = ("ernie4_5_vl_moe", "hrm_text", "kimi_k25", "sarvam_moe")
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("model_type", MERGED)
+def test_what_was_converted_is_merged_to_the_same_files(model_type: str, tp: int, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    build(model_type).save_pretrained(folder, max_shard_size="150KB")
+    files = {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+    assert len(files) > 1
+    split(folder, tmp_path / "out", tp=tp)
+    verify(tmp_path / "out")
+    assert sorted(merge(tmp_path / "out", tmp_path / "back").identical) == sorted(files)
+    for name, content in files.items():
+        assert (tmp_path / "back" / name).read_bytes() == content
