@@ -32,6 +32,8 @@ _ROPE_LISTS = ("long_factor", "short_factor")
 FEW_EXPERTS, FEW_WORDS, FEW_CHOSEN = 8, 192, 2
 HEAD_NUMEL, ROTARY_NUMEL = 16, 8
 """Smallest sizes of a head and of its rotated part that are made."""
+ROW_NUMEL = 4
+"""Elements of float32 in 16 bytes."""
 
 
 class Shrinkage(NamedTuple):
@@ -173,13 +175,13 @@ def _size(name: str, value: int, by: Shrinkage, products: Mapping[int, int]) -> 
     if value <= 1:
         return value
     if _EXPERTS.search(name):
-        return value if value <= FEW_EXPERTS else _like(value, FEW_EXPERTS, by.ranks, even=True)
+        return value if value <= FEW_EXPERTS else _like(value, FEW_EXPERTS, by.ranks, 2)
     if _CHOSEN.search(name):
         return min(value, FEW_CHOSEN)
-    if name in ("n_group", "topk_group"):
+    if name in ("n_group", "num_expert_group", "topk_group"):
         return min(value, 2)
     if _WORDS.search(name):
-        return value if value <= 2 * FEW_WORDS else _like(value, FEW_WORDS, by.ranks, even=value % 2 == 0)
+        return value if value <= 2 * FEW_WORDS else _like(value, FEW_WORDS, by.ranks, 2)
     if _PER_HEAD.search(name):
         return value // by.per_head if value % by.per_head == 0 else value
     if _HEADS.search(name):
@@ -187,23 +189,21 @@ def _size(name: str, value: int, by: Shrinkage, products: Mapping[int, int]) -> 
     if _WIDTHS.search(name):
         if value in products:
             return products[value]
-        divisor = by.heads * by.per_head
-        # Rows of a rank stay on 16 bytes where they were: grouped matrix products want that.
-        unit = by.ranks * 4
-        even = value % unit == 0
-        if value % divisor == 0 and (even == (value // divisor % unit == 0)):
-            return value // divisor
-        least = max(-(-value // divisor), 4)
-        return -(-least // unit) * unit if even else _like(value, least, by.ranks, even=value % 2 == 0)
+        # Rows stay on 16 bytes where they were, those of a rank too: grouped matrix products want that.
+        divisor, row = by.heads * by.per_head, by.ranks * ROW_NUMEL
+        if value % row == 0:
+            return -(-value // (divisor * row)) * row
+        return _like(value, max(-(-value // divisor), ROW_NUMEL), by.ranks, ROW_NUMEL)
     return value
 
 
-def _like(value: int, least: int, ranks: int, *, even: bool) -> int:
-    """Return the smallest number from ``least`` that the ranks divide as they divide a value."""
+def _like(value: int, least: int, ranks: int, unit: int) -> int:
+    """Return the smallest number from ``least`` that the ranks and a unit divide as they divide a value."""
+    step = gcd(value, unit)
     return next(
         number
-        for number in range(least, least + 4 * ranks + 2)
-        if number % ranks == value % ranks and not (even and number % 2 and (ranks % 2 or value % ranks % 2 == 0))
+        for number in range(least, least + ranks * step + 1)
+        if number % ranks == value % ranks and number % step == 0
     )
 
 
@@ -220,10 +220,16 @@ def _head_sizes(part: Config) -> Iterator[int]:
     for name, value in part.items():
         if type(value) is int and value > 1 and _PER_HEAD.search(name):
             yield value
+    if implied := _implied_head_size(part):
+        yield implied
+
+
+def _implied_head_size(part: Config) -> int:
+    """Return the size of a head that is not named, but is what a width has for every head; else 0."""
     heads = next((part[name] for name in _COUNTS if type(part.get(name)) is int and part[name]), 0)
     width = next((part[name] for name in ("hidden_size", "n_embd", "d_model") if type(part.get(name)) is int), 0)
-    if heads and width and width % heads == 0 and not isinstance(part.get("head_dim"), int):
-        yield width // heads
+    known = isinstance(part.get("head_dim"), int) or not heads or width % heads
+    return 0 if known else width // heads
 
 
 _COUNTS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
@@ -239,10 +245,11 @@ def _per_head_divisor(config: Config) -> int:
                 divisor = min(divisor, _power_of_two(value, least))
             if name.endswith("mrope_section") and isinstance(value, list):
                 divisor = min(divisor, *(_power_of_two(size, 1) for size in value if type(size) is int))
+        if implied := _implied_head_size(part):
+            divisor = min(divisor, _power_of_two(implied, HEAD_NUMEL))
         rotated = _rotated_share(part)
         for size in _head_sizes(part):
-            divisor = min(divisor, _power_of_two(size, HEAD_NUMEL))
-            while divisor > 1 and (size // divisor * rotated) % 2:
+            while divisor > 1 and int(size // divisor * rotated) % 2:
                 divisor //= 2
     return divisor
 

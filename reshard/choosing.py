@@ -68,6 +68,7 @@ def choose_plan(
     if options.plan is None:
         if architecture is None:
             raise PlanError(_no_plan(checkpoint))
+        _check_parts(architecture, checkpoint)
         plan = built_in_plan(architecture, options.plan_source)
         return plan if options.layout == "runtime" else _only_fitting(plan, names)
     given = (
@@ -100,6 +101,22 @@ def _no_plan(checkpoint: Checkpoint) -> str:
         f"{checkpoint.folder.label}: no built-in plan for the model type {model_type!r} "
         f"({len(model_types())} types have one: `reshard plans`); give one with --plan"
     )
+
+
+def _check_parts(architecture: Architecture, checkpoint: Checkpoint) -> None:
+    """Refuse a composite whose configuration chooses parts of types that have no plan."""
+    if architecture.scopes or architecture.library != "transformers":
+        return
+    parts = {name: part["model_type"] for name, part in checkpoint.config.items() if _has_type(part)}
+    listed = ", ".join(f"{name} {model_type}" for name, model_type in sorted(parts.items()))
+    raise PlanError(
+        f"{checkpoint.folder.label}: no part of this {architecture.model_type} ({listed}) has a built-in plan; "
+        "give one with --plan"
+    )
+
+
+def _has_type(part: object) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("model_type"), str)
 
 
 def _only_fitting(plan: Plan, names: list[str]) -> Plan:

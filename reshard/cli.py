@@ -192,11 +192,15 @@ def check(model: str, tp: int, tiny: bool, tokens: int, quiet: bool, as_json: bo
     """Run MODEL in one process and in N, and name the first module that differs."""
     from manifests.errors import CheckError
     from reshard import checking
+    from reshard.lines import human_bytes
     from reshard.verdict import format_check
 
     with _progress("split", quiet=quiet) as progress:
         facts = checking.check(model, tp=tp, tiny=tiny, tokens=tokens, progress=progress, **chosen)
     _print_result(facts, format_check(facts), as_json=as_json)
+    if not tiny:
+        nbytes = human_bytes(facts["nbytes_temporary"])
+        _print_summary([f"split into {nbytes} of temporary files, removed again"], quiet=quiet or as_json)
     if not facts["right"]:
         where = facts["finding"]["module"]
         raise CheckError(f"{facts['plan']}: the ranks part at {where or 'the model'}", module=where)

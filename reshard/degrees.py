@@ -72,11 +72,14 @@ class World(NamedTuple):
         """All ranks as one axis."""
         return (("tp", self.size),)
 
-    @property
-    def expert_mesh(self) -> Mesh | None:
-        """The ranks as experts times the parts of an expert, or None where the one does not divide the other."""
-        parts, rest = divmod(self.size, self.experts)
-        return None if rest else (("ep", self.experts), ("etp", parts))
+    def expert_mesh(self, inner: str) -> Mesh | None:
+        """Return the ranks as experts times what is inner: ``etp``, the parts of each, or ``rep``, its copies.
+
+        Returns:
+            None where the one does not divide the other.
+        """
+        each, rest = divmod(self.size, self.experts)
+        return None if rest else (("ep", self.experts), (inner, each))
 
 
 def allowed_degrees(demands: list[Demand], experts: int = 1) -> tuple[int, ...]:
@@ -131,7 +134,9 @@ def mesh_for(demand: Demand, meshes: Mapping[str, Mesh], world: World) -> Mesh |
     """Return the mesh that a demand's axes are divided over, or None if there is none."""
     if _uses_heads(demand):
         return meshes.get(demand.group)
-    return world.expert_mesh if demand.mesh_axes & {"ep", "etp"} else world.plain_mesh
+    if "ep" in demand.mesh_axes:
+        return world.expert_mesh("etp" if "etp" in demand.mesh_axes else "rep")
+    return world.plain_mesh
 
 
 def failing(demands: list[Demand], world: World) -> list[Demand]:

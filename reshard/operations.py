@@ -37,14 +37,14 @@ class Work(NamedTuple):
         converter: The converter.
         target: Name of the first tensor that it makes.
         lookup: Gives the sizes of the sub-model.
-        experts: How many tensors are stacked, as the configuration says; None if it does not.
+        experts: How many tensors may be stacked, as the configuration says; empty if it does not.
         unused: Takes what no target needs.
     """
 
     converter: Converter
     target: str
     lookup: Lookup
-    experts: int | None
+    experts: tuple[int, ...]
     unused: list[Lazy]
 
 
@@ -101,8 +101,8 @@ def _stack(tensors: Tensors, work: Work, dim: int) -> Tensors:
 def _check_counts(tensors: Tensors, work: Work) -> None:
     check_complete(tensors, work)
     lengths = [len(tensors[source]) for source in work.converter.sources]
-    if len({*lengths, work.experts or lengths[0]}) > 1:
-        expected = f", config.json says {work.experts}" if work.experts is not None else ""
+    if len(set(lengths)) > 1 or (work.experts and lengths[0] not in work.experts):
+        expected = f", config.json says {' or '.join(map(str, work.experts))}" if work.experts else ""
         counts = " and ".join(map(str, lengths))
         raise CheckpointError(f"{work.target}: is stacked from {counts} tensors{expected}; some are missing")
 

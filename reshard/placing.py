@@ -131,7 +131,7 @@ class _Rules:
     def within(self, name: str) -> Rule | None:
         """Return the rule that divides the inner width of an expert's parameter."""
         rule, direct = self._rules.find_for_parameter(name)
-        return rule if direct else None
+        return rule if rule and direct and resolve_style(rule.style).cuts else None
 
 
 class _Resolver:
@@ -225,21 +225,18 @@ class _Resolver:
         return Demand(name, tensor.dtype, tensor.shape, (Wanted(dim, axis),), module.rpartition(".")[0])
 
     def _expert_wish(self, rule: Rule, name: str, tensor: RuntimeTensor) -> Demand:
-        """Return the wish to divide experts over ``ep``, and each over ``etp`` by its rule for undivided experts."""
+        """Return the wish to divide experts over ``ep``, and each over ``etp`` by its rule for undivided experts.
+
+        Experts that have no such rule are copied to the ranks that are left for each.
+        """
         module = name.rpartition(".")[0]
         self.effective.add(rule.pattern)
         cuts = [Wanted(0, Axis((Segment((Factor(tensor.shape[0], "ep"),)),)))]
         if self.world.experts < self.world.size:
             inner = self.find.within(name)
-            style = resolve_style(inner.style) if inner else None
-            cut = self._cut(inner, style, name, tensor, direct=True) if inner and style and style.cuts else None
-            if cut is None or cut.dim == 0:
-                ranks = self.world.size // self.world.experts
-                raise PlanError(
-                    f"{self.plan.label}: {name}: ep {self.world.experts} leaves {ranks} ranks for each expert, "
-                    f"and no rule divides it further; ep {self.world.size} would do"
-                )
-            cuts.append(cut._replace(axis=over(cut.axis, "etp")))
+            cut = self._cut(inner, resolve_style(inner.style), name, tensor, direct=True) if inner else None
+            if cut is not None:
+                cuts.append(cut._replace(axis=over(cut.axis, "etp")))
         return Demand(name, tensor.dtype, tensor.shape, tuple(cuts), module)
 
     def _cut(self, rule: Rule, style: Style, name: str, tensor: RuntimeTensor, *, direct: bool) -> Wanted | None:
@@ -303,15 +300,20 @@ class _Resolver:
 
     def _routed(self, style: Style, module: str, demands: Mapping[str, Demand]) -> Module:
         """Return the steps of experts that are divided over ranks."""
-        axes = {
-            str(demand.cuts[0].axis)
-            for demand in demands.values()
-            if demand.group == module and "ep" in demand.mesh_axes
-        }
+        mine = [demand for demand in demands.values() if demand.group == module and "ep" in demand.mesh_axes]
+        axes = {str(demand.cuts[0].axis) for demand in mine}
         if len(axes) != 1:
             found = " and ".join(sorted(axes)) or "nothing"
             raise PlanError(f"{self.plan.label}: {module}: {style.name} needs experts divided alike, found {found}")
-        return Module(style.name, style.before, style.after, axes.pop(), self.world.expert_mesh or ())
+        copied = [demand.name for demand in mine if "etp" not in demand.mesh_axes]
+        if 0 < len(copied) < len(mine):
+            raise PlanError(
+                f"{self.plan.label}: {module}: ep {self.world.experts} leaves "
+                f"{self.world.size // self.world.experts} ranks for each expert, and no rule divides {copied[0]} over "
+                f"them, as the others are; ep {self.world.size} would do"
+            )
+        mesh = self.world.expert_mesh("rep" if copied else "etp") or ()
+        return Module(style.name, style.before, style.after, axes.pop(), mesh)
 
     def _check_rules_used(self) -> None:
         rules = (*self.plan.rules, *(self.plan.expert_rules if self.world.experts > 1 else ()))
@@ -351,7 +353,8 @@ class _Resolver:
         rule = self.rules[demand.name]
         plain = placement.mesh[0][0] == "tp"
         parts = set() if plain else {part_of(placement, rank) for rank in range(self.world.size)}
-        if resolve_style(rule.style).after == "all_reduce" and parts and len(parts) < self.world.size:
+        sums = resolve_style(rule.style).after in ("all_reduce", "reduce_scatter_sequence")
+        if sums and parts and len(parts) < self.world.size:
             axis = demand.cuts[0].axis
             raise PlanError(
                 f"{self.plan.label}: {demand.name}: {rule.style} adds up the ranks' parts, and {axis} has "

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from manifests.dtypes import atom, atoms
 from manifests.errors import CheckpointError
-from manifests.expression import Lookup
+from manifests.expression import Lookup, UnknownSizeError, evaluate
 from manifests.header import StoredTensor
 from manifests.manifest import Part
 from manifests.natural import kind_of
@@ -56,9 +56,9 @@ def runtime_tensors(
     uses: dict[str, _Use] = {}
     renamer = Renamer(architecture.renames, architecture.converters)
     for name in sorted(tensors, key=stored_order):
-        renamed = Renamed(name) if kind_of(name) in architecture.kept else renamer.rename(name)
+        renamed = Renamed(name) if _is_kept(name, architecture) else renamer.rename(name)
         target = _under_prefix(renamed.name, architecture)
-        if _is_ignored((renamed.name, target), architecture):
+        if _is_ignored((renamed.name, target), architecture, lookup_of(target)):
             made[name] = RuntimeTensor(tensors[name].dtype, tensors[name].shape, unused=True)
         elif renamed.converter:
             uses.setdefault(target, _Use(renamed.converter, {})).sources.setdefault(renamed.source, []).append(name)
@@ -79,8 +79,38 @@ class _Use(NamedTuple):
     sources: dict[str, list[str]]
 
 
-def _is_ignored(names: tuple[str, ...], architecture: Architecture) -> bool:
-    return any(re.search(pattern, name) for pattern in architecture.ignored for name in names)
+def _is_kept(name: str, architecture: Architecture) -> bool:
+    """Tell whether a stored name is the model's already; a bias, which may be optional, is if its weight is."""
+    module, _, leaf = kind_of(name).rpartition(".")
+    return any(f"{module}.{kept}" in architecture.kept for kept in (leaf, "weight" if leaf == "bias" else leaf))
+
+
+def _is_ignored(names: tuple[str, ...], architecture: Architecture, lookup: Lookup) -> bool:
+    return any(_ignores(pattern, name, lookup) for pattern in architecture.ignored for name in names)
+
+
+def _ignores(pattern: str, name: str, lookup: Lookup) -> bool:
+    """Tell whether a pattern of ignored names takes a name.
+
+    ``{first:end}`` in a pattern is a number from first, a formula, to below end. A number of a layer as such holds only
+    for layers that the model lacks: where a small model has its extra layers a large one has layers of its own.
+    """
+    around = re.split(r"\{([^{}:]+):([^{}:]+)\}", pattern)
+    if len(around) == 1:
+        match = re.search(pattern, name)
+        layer = match and re.match(r".*?layers\.(\d+)", name[match.start() :])
+        if not layer or not re.search(r"layers\\?\.\d", pattern):
+            return bool(match)
+        count = lookup("num_hidden_layers")
+        return count is None or int(layer[1]) >= count
+    before, first, end, after = around
+    match = re.search(f"{before}(?P<number>\\d+){after}", name)
+    if match is None:
+        return False
+    try:
+        return evaluate(first, lookup) <= int(match["number"]) < evaluate(end, lookup)
+    except UnknownSizeError:
+        return False
 
 
 def _add(made: dict[str, RuntimeTensor], name: str, tensor: RuntimeTensor) -> None:
@@ -118,8 +148,10 @@ def _convert(
         yield tensor.parts[0].source + REST, tensor._replace(unused=True)
 
 
-def _count_experts(lookup: Lookup) -> int | None:
-    return next((count for name in EXPERT_COUNTS if (count := lookup(name)) is not None), None)
+def _count_experts(lookup: Lookup) -> tuple[int, ...]:
+    """Return how many experts may be stacked: those of a layer, without those that have no weights or with them."""
+    count = next((count for name in EXPERT_COUNTS if (count := lookup(name)) is not None), None)
+    return () if count is None else tuple(sorted({count, count + (lookup("zero_expert_num") or 0)}))
 
 
 def _lazy(name: str, stored: StoredTensor) -> Lazy:

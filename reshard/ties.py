@@ -1,7 +1,7 @@
 """Ties: parameters that are another one.
 
-Source: ``tie_weights`` and ``get_expanded_tied_weights_keys`` in ``transformers/modeling_utils.py`` of transformers 5.24,
-and what the configuration classes of composites do to ``tie_word_embeddings``.
+Source: ``tie_weights`` and ``get_expanded_tied_weights_keys`` in ``transformers/modeling_utils.py`` of transformers
+5.24, and what the configuration classes of composites do to ``tie_word_embeddings``.
 """
 
 from collections.abc import Iterator, Mapping

@@ -50,7 +50,7 @@ def run_tiny(config: bytes, work: Path, tp: int, label: str) -> dict[str, Any]:
 
 
 def run_ranks(work: Path, world_size: int) -> None:
-    """Run the jobs of ``work/jobs.json`` in one process, then in ``world_size``.
+    """Run the jobs of ``work/jobs.json`` in one process, then in ``world_size``, if it could load any of the models.
 
     Raises:
         LoadError: A process died.
@@ -59,11 +59,18 @@ def run_ranks(work: Path, world_size: int) -> None:
     with _started(work, [["reference", "jobs.json"], *ranks]) as (reference, *others):
         reference.wait()
         _check_died(reference, "the one process", work / "reference-0.err")
+        jobs = json.loads((work / "jobs.json").read_text())
+        if not any(_loaded(Path(job["traces"]) / "reference.json") for job in jobs):
+            return
         # Only now: the whole model and its parts need not be in memory at once.
         for process in others:
             if process.stdin is not None:
                 process.stdin.close()
         _wait_for_all(others, work)
+
+
+def _loaded(trace: Path) -> bool:
+    return "failed" not in json.loads(trace.read_text())
 
 
 def _wait_for_all(processes: list[Process], work: Path) -> None:

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor.debug import CommDebugMode
 
 from loader import parallelize
 from tests.steps_worker import PAIR, GatedMlp, numbers, whole_module
+from tools.sweep.counting import count
 from tools.sweep.tiny import tiny_model
 
 TIMEOUT = datetime.timedelta(seconds=60)
@@ -80,8 +80,10 @@ MODELS = (
     Model("qwen2", "qwen2"),
     Model("phi3", "phi3"),
     Model("mixtral", "mixtral"),
-    Model("mixtral, ep", "mixtral", ep=2, plan=EXPERTS),
+    Model("mixtral, ep", "mixtral", ep=2),
     Model("olmo2", "olmo2"),
+    Model("deepseek_v2, dense", "deepseek_v2", {"first_k_dense_replace": 8}),
+    Model("deepseek_v2", "deepseek_v2", {"first_k_dense_replace": 1}),
 )
 ONE_LAYER = {"num_hidden_layers": 1}
 COMPILED = {
@@ -127,8 +129,8 @@ def both(case: Model) -> tuple[Any, Any]:
 @torch.inference_mode()
 def run_model(case: Model) -> Outcome:
     whole, cut = both(case)
-    with CommDebugMode() as counts:
-        logits = cut(input_ids=prompt()).logits
+    given, collectives = count(cut, input_ids=prompt())
+    logits = given.logits
     expected = whole(input_ids=prompt()).logits
     return {
         "difference": float((logits - expected).abs().max()),
@@ -137,7 +139,8 @@ def run_model(case: Model) -> Outcome:
         "expected_tokens": whole.generate(prompt(), max_new_tokens=NEW_TOKENS, do_sample=False)[:, 12:].tolist(),
         "share": numel(cut) / numel(whole),
         "tied": cut.get_output_embeddings().weight is cut.get_input_embeddings().weight,
-        "collectives": {str(name).rpartition(".")[2]: n for name, n in counts.get_comm_counts().items()},
+        "collectives": collectives,
+        "layers": whole.config.num_hidden_layers,
     }
 
 

@@ -337,6 +337,7 @@ CASES = (
         lambda: chain(head=nn.Linear(6, 8, bias=False)),
         {"head": "tests.strategies:WholeForward"},
         (call(numbers(2, 3, 6)),),
+        compiles=True,
     ),
     Case(
         "own: before",

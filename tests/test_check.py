@@ -12,12 +12,13 @@ import torch
 from click.testing import CliRunner, Result
 
 from manifests.errors import DegreeError, LoadError, PlanError
-from reshard.checking import Wanted, check_all
+from reshard.checking import Wanted, check, check_all
 from reshard.cli import main
 from reshard.folder import LocalFolder
 from reshard.options import Options
 from reshard.planning import plan_split
 
+SMOLLM2 = Path(__file__).parent.parent / "build" / "models" / "smollm2"
 VOCABULARY = 96
 COMMON = {
     "vocab_size": VOCABULARY,
@@ -380,6 +381,16 @@ def test_the_command_names_the_module_and_the_rule_and_exits_with_9(models, tmp_
     assert (error["kind"], error["module"]) == ("CheckError", f"{LAYER}.mlp.down_proj")
 
 
+@pytest.mark.skipif(not SMOLLM2.exists(), reason="`make models` fetches it")
+def test_a_real_model_is_right():
+    facts = check(SMOLLM2, tp=3)
+    assert facts["right"]
+    assert facts["not_compared"] == {}
+    # q, k, v, what o_proj gets, gate, up, the activation and what down_proj gets.
+    assert facts["divided"] == 30 * 8
+    assert facts["largest"][0]["difference"] < 5e-5
+
+
 def test_a_parameter_that_the_split_lacks_is_named(models, tmp_path):
     from safetensors.torch import load_file, save_file
 
@@ -392,24 +403,21 @@ def test_a_parameter_that_the_split_lacks_is_named(models, tmp_path):
     assert "model.layers.1.mlp.up_proj.weight" in result.stderr
 
 
-@pytest.mark.parametrize("model", ["llama-like", "mixture"])
-def test_a_tiny_model_needs_a_configuration_only(model, tmp_path):
+def test_a_tiny_model_needs_a_configuration_only(tmp_path):
     import transformers
 
-    configs = {
-        "llama-like": transformers.Qwen3Config(architectures=["Qwen3ForCausalLM"], num_hidden_layers=36),
-        # The first three layers have no experts.
-        "mixture": transformers.Glm4MoeConfig(
-            architectures=["Glm4MoeForCausalLM"], hidden_size=5120, head_dim=128, first_k_dense_replace=3
-        ),
-    }
-    configs[model].save_pretrained(tmp_path)
+    # The first three layers have no experts.
+    transformers.Glm4MoeConfig(
+        architectures=["Glm4MoeForCausalLM"], hidden_size=5120, head_dim=128, first_k_dense_replace=3
+    ).save_pretrained(tmp_path)
     result = reshard("check", tmp_path, "--tp", 2, "--tiny", "-q", "--json")
     assert result.exit_code == 0, result.stdout + result.stderr
     facts = json.loads(result.stdout)
     assert facts["right"]
-    assert facts["tiny"]["layers"] == (2 if model == "llama-like" else 4)
+    assert facts["tiny"]["made"] == "sizes"
+    assert facts["tiny"]["layers"] == 4
     assert facts["tiny"]["parameters"] < 20e6
+    assert facts["tiny"]["sizes"]["num_hidden_layers"] == [46, 4]
 
 
 def test_a_tiny_model_shows_a_wrong_plan(tmp_path):
@@ -427,3 +435,56 @@ def test_a_model_without_a_configuration_cannot_be_made_tiny(tmp_path):
     result = reshard("check", tmp_path, "--tp", 2, "--tiny")
     assert result.exit_code == LoadError.exit_code
     assert "no config.json" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "expected"),
+    [
+        # Heads times their size stays the width; whatever the ranks divide they divide.
+        (
+            {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536},
+            3,
+            {"hidden_size": 144, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 384},
+        ),
+        # 6 heads on 4 ranks stay what 4 ranks do not divide.
+        (
+            {"hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 6, "head_dim": 64},
+            4,
+            {"hidden_size": 192, "num_attention_heads": 12, "num_key_value_heads": 6, "head_dim": 16},
+        ),
+        # Latent attention: the rotated part of a head stays at least 8.
+        (
+            {"num_attention_heads": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
+            2,
+            {"num_attention_heads": 4, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
+        ),
+        # Experts in groups, and more words than any id.
+        (
+            {
+                "n_routed_experts": 256,
+                "n_group": 8,
+                "num_experts_per_tok": 8,
+                "vocab_size": 99999,
+                "eos_token_id": 99998,
+            },
+            2,
+            {"n_routed_experts": 8, "n_group": 2, "num_experts_per_tok": 2, "vocab_size": 193, "eos_token_id": 192},
+        ),
+        # What a composite's parts share stays shared.
+        (
+            {
+                "text_config": {"hidden_size": 2048, "num_attention_heads": 16, "head_dim": 128},
+                "vision_config": {"out_hidden_size": 2048},
+            },
+            2,
+            {
+                "text_config": {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16},
+                "vision_config": {"out_hidden_size": 64},
+            },
+        ),
+    ],
+)
+def test_sizes_shrink_together(config, ranks, expected):
+    from loader.shrinking import shrink_sizes
+
+    assert shrink_sizes(config, ranks) == expected

@@ -4,6 +4,7 @@ The suite takes a representative set; ``CONVERSIONS=all`` takes every type of wh
 list of types, ``CONVERSIONS=mixtral,kimi_k25``, takes those.
 """
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
@@ -48,6 +50,15 @@ RUNTIME = ("axk1", "deepseek_v4", "laguna", "mistral_large4_text", "mixtral")
 OURS = {"youtu": "embed_tokens.weight", "zaya": "balancing_biases"}
 """Tensors that transformers changes after it has read them."""
 
+UNEQUAL = {
+    "shieldgemma2": "transformers does not find again what it saves",
+    "ultravbert": "the head of its vision model, off by default, is among the names that are ignored",
+}
+UNEQUAL_RUNTIME = {
+    **UNEQUAL,
+    **dict.fromkeys(("inkling2_text", "inkling2_loop_text"), "a renaming spoils what few of its layers have"),
+}
+
 
 def chosen(default: tuple[str, ...]) -> list[str]:
     wanted = os.environ.get("CONVERSIONS", "")
@@ -64,7 +75,9 @@ def chosen(default: tuple[str, ...]) -> list[str]:
 def build(model_type: str) -> Any:
     try:
         return tiny_model(model_type, {})
-    except (ImportError, ValueError, KeyError, AttributeError, TypeError, RuntimeError) as error:
+    except (
+        ImportError, ValueError, KeyError, AttributeError, TypeError, RuntimeError, StrictDataclassError
+    ) as error:  # fmt: skip
         if "CONVERSIONS" not in os.environ:
             raise
         pytest.skip(f"{model_type}: cannot be built: {str(error)[:200]}")
@@ -85,39 +98,69 @@ def ours(folder: Path) -> tuple[dict[str, RuntimeTensor], dict[str, NDArray[Any]
     return recipes, {name: bits(x) for tensors in stored for name, x in tensors.items()}
 
 
-def theirs(model: Any, folder: Path) -> tuple[dict[str, NDArray[Any]], set[str]]:
+def theirs(model_class: Any, folder: Path) -> tuple[dict[str, NDArray[Any]], set[str]]:
     """Return the tensors that transformers loads, and the names of those that it does not find."""
-    loaded, info = type(model).from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+    loaded, info = model_class.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
     assert not info["mismatched_keys"]
     return {name: bits(x) for name, x in loaded.state_dict().items()}, set(info["missing_keys"])
 
 
-def check(model_type: str, folder: Path, *, original: bool) -> None:
-    model = build(model_type)
-    model.save_pretrained(folder, save_original_format=original)
+def check(model_class: Any, folder: Path, *, changed: str = "", heads: bool = False) -> None:
+    """Compare the recipes of a folder with what transformers loads.
+
+    Args:
+        model_class: The class that loads it.
+        folder: The folder.
+        changed: Part of the names of tensors that transformers changes after it has read them.
+        heads: Whether tensors may be stored that the class does not have.
+    """
     recipes, stored = ours(folder)
-    expected, missing = theirs(model, folder)
+    expected, missing = theirs(model_class, folder)
     used = {name: recipe for name, recipe in recipes.items() if not recipe.unused}
+    if heads:
+        used = {name: recipe for name, recipe in used.items() if name in expected}
     assert used.keys() <= expected.keys()
     for name in expected.keys() - used.keys() - missing:
         # Of tied parameters one is stored.
         twins = [other for other in used if np.array_equal(expected[other], expected[name])]
         assert twins, f"{name} is made of nothing"
-    for name in used.keys() - missing:
-        if OURS.get(model_type, " ") not in name:
-            made = carry_out(used[name].parts or (Part(name),), used[name].shape, stored)
-            assert (made.dtype, made.shape) == (expected[name].dtype, expected[name].shape), name
-            assert np.array_equal(made, expected[name]), name
+    compared = [name for name in used.keys() - missing if not changed or changed not in name]
+    assert len(compared) > 10
+    for name in compared:
+        made = carry_out(used[name].parts or (Part(name),), used[name].shape, stored)
+        assert (made.dtype, made.shape) == (expected[name].dtype, expected[name].shape), name
+        assert np.array_equal(made, expected[name]), name
 
 
 @pytest.mark.parametrize("model_type", chosen(CHOSEN))
 def test_tensors_are_those_that_transformers_loads(model_type: str, tmp_path: Path) -> None:
-    check(model_type, tmp_path, original=True)
+    if model_type in UNEQUAL:
+        pytest.skip(UNEQUAL[model_type])
+    model = build(model_type)
+    model.save_pretrained(tmp_path)
+    check(type(model), tmp_path, changed=OURS.get(model_type, ""))
 
 
 @pytest.mark.parametrize("model_type", chosen(RUNTIME))
 def test_files_in_the_models_own_layout_are_left_as_they_are(model_type: str, tmp_path: Path) -> None:
-    check(model_type, tmp_path, original=False)
+    if model_type in UNEQUAL_RUNTIME:
+        pytest.skip(UNEQUAL_RUNTIME[model_type])
+    model = build(model_type)
+    model.save_pretrained(tmp_path, save_original_format=False)
+    check(type(model), tmp_path, changed=OURS.get(model_type, ""))
+
+
+@pytest.mark.parametrize("model_type", ["gpt_neox", "kimi_k25", "llava", "mixtral", "qwen2_vl"])
+def test_a_model_and_its_base_model_take_each_others_files(model_type: str, tmp_path: Path) -> None:
+    """The base model's names lack a prefix that the whole model's have, and the whole model has a head."""
+    model = build(model_type)
+    base = model.base_model
+    model.save_pretrained(tmp_path / "whole")
+    base.save_pretrained(tmp_path / "base")
+    for folder, loading in ((tmp_path / "whole", base), (tmp_path / "base", model)):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"architectures": [type(loading).__name__]}))
+        check(type(loading), folder, heads=loading is base)
 
 
 MERGED = ("ernie4_5_vl_moe", "hrm_text", "kimi_k25", "sarvam_moe")

@@ -52,7 +52,7 @@ def gathered(
     rng: random.Random, name: str, dtype: str, shape: tuple[int, ...]
 ) -> tuple[Lazy, dict[str, NDArray], NDArray]:
     """Return a tensor of this shape, made in one of the ways of recipes, with its sources and its value."""
-    kind = rng.choice(("as it is", "as it is", "transposed", "stacked", "joined"))
+    kind = rng.choice(("as it is", "as it is", "transposed", "stacked", "joined", "seen under another shape"))
     dim = rng.randrange(len(shape)) if shape else 0
     # A scalar has no cell of several elements.
     if kind == "stacked" and len(shape) > (CELLS[dtype][0] > 1) and 0 < shape[dim] <= 4:
@@ -65,6 +65,14 @@ def gathered(
             gathered(rng, f"{name}.{i}", dtype, (*shape[:dim], size, *shape[dim + 1 :])) for i, size in enumerate(sizes)
         ]
         lazy, join = concatenate([piece[0] for piece in pieces], dim, name), np.concatenate
+    elif kind == "seen under another shape" and CELLS[dtype][0] == 1 and shape:
+        value = cells(rng, dtype, shape)
+        links = tuple(Link(at, at, whole(size)) for at, size in enumerate(shape))
+        return (
+            Lazy(dtype, shape, (Part(name, links, shape),)),
+            {name: value.reshape(prod(shape[:dim]), prod(shape[dim:]))},
+            value,
+        )
     else:
         order = list(range(len(shape)))
         if kind == "transposed":

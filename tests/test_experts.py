@@ -41,7 +41,7 @@ def test_experts_alone(tmp_path: Path) -> None:
         assert mine["moe.router.weight"] == stored(ROUTER)
     step = manifest.modules["moe.experts"]
     assert (step.before, step.after, step.axis) == ("route_local", "all_reduce", "(4@ep)")
-    assert step.mesh == (("ep", 2), ("etp", 1))
+    assert step.mesh == (("ep", 2), ("rep", 1))
 
 
 @pytest.mark.parametrize(("ep", "parts"), [(2, 3), (4, 3)])
@@ -96,13 +96,26 @@ def test_more_parts_than_experts_are_refused(tmp_path: Path) -> None:
     assert mentions(caught.value, "moe.experts.down_proj", "4@ep", "ep 8")
 
 
-def test_an_expert_that_no_rule_divides_needs_all_ranks(tmp_path: Path) -> None:
-    """Ranks that held the same experts would all add them up."""
+def test_experts_that_no_rule_divides_are_copied(tmp_path: Path) -> None:
     folder = save(tmp_path / "m", TENSORS)
     bare = {"plan": {"moe.router": "replicate"}, "experts": PLAN["experts"]}
+    manifest = split(folder, tmp_path / "out", tp=4, experts=2, plan=bare)
+    assert manifest.modules["moe.experts"].mesh == (("ep", 2), ("rep", 2))
+    for rank in range(4):
+        mine = of_rank(tmp_path / "out", rank, 4)
+        assert mine["moe.experts.down_proj"] == stored(DOWN.chunk(2)[rank // 2])
+    merge(tmp_path / "out", tmp_path / "back")
+    assert (tmp_path / "back/model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_parameters_of_an_expert_are_all_divided_or_none(tmp_path: Path) -> None:
+    """A bias that is whole on the ranks that share an expert would be counted by each."""
+    bias = count(E, HIDDEN, start=9000)
+    folder = save(tmp_path / "m", {**TENSORS, "moe.experts.down_proj_bias": bias})
+    rules = {**PLAN, "experts": {**PLAN["experts"], "moe.experts.down_proj_bias": "grouped_gemm"}}
     with pytest.raises(PlanError) as caught:
-        plan(folder, tp=4, experts=2, plan=bare)
-    assert mentions(caught.value, "moe.experts.down_proj", "ep 4")
+        plan(folder, tp=4, experts=2, plan=rules)
+    assert mentions(caught.value, "moe.experts.down_proj_bias", "ep 4")
 
 
 def test_a_plan_without_rules_for_experts_is_refused(tmp_path: Path) -> None:

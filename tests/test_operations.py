@@ -222,7 +222,7 @@ def stored(shapes: dict[str, list[tuple[int, ...]]]) -> tuple[dict[str, Tensor],
 
 
 def work(converter: Converter, **sizes: int) -> Work:
-    return Work(converter, "m.t", {"two": 2, **sizes}.get, None, [])
+    return Work(converter, "m.t", {"two": 2, **sizes}.get, (), [])
 
 
 def applied(converter: Converter, state: Tensors, **sizes: int) -> Tensors:

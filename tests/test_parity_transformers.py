@@ -97,6 +97,9 @@ SHARDS = [
     for name in (*(name for name in QUARTER if name not in WRONG_SHARDS), *CHEAP)
 ]
 
+# What transformers cuts before it takes it apart: no error, other weights.
+SILENTLY_WRONG = Case("hrm_text-peer", "hrm_text", kind="peer")
+
 GREEDY = {"greedy": {}}
 STATIC = {"static": {"cache_implementation": "static"}}
 # The prompt in chunks: only then is a static cache allocated by the configuration's heads, before the first keys.
@@ -121,7 +124,7 @@ FEW_HEADS = [
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return work_through(2, [*SHARDS, *TYPES, *EXPERTS, *OTHER_PLANS], tmp_path_factory.mktemp("two"))
+    return work_through(2, [*SHARDS, *TYPES, *EXPERTS, *OTHER_PLANS, SILENTLY_WRONG], tmp_path_factory.mktemp("two"))
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +139,13 @@ def name_of(case: Case) -> str:
 @pytest.mark.parametrize("case", TYPES, ids=name_of)
 def test_output_and_tokens_are_those_of_one_process(two_ranks: Outcomes, case: Case):
     check_run(two_ranks[case.name])
+
+
+def test_what_is_silently_wrong_is_found(two_ranks: Outcomes):
+    refuse_errors(two_ranks[SILENTLY_WRONG.name])
+    found = record(two_ranks[SILENTLY_WRONG.name])
+    assert not found.right
+    assert found.error.startswith("output differs by")
 
 
 @pytest.mark.parametrize("case", OTHER_PLANS, ids=name_of)

@@ -230,3 +230,13 @@ def test_moves_come_in_the_order_in_which_their_sources_lie() -> None:
         {name: [Place(0, 0, 0)] for name in tensors},
     )
     assert [move.name for move in build_program(["x", "y"], ["z"], moves).moves] == ["c", "b", "a"]
+
+
+def test_a_source_is_seen_under_shapes_of_its_size_alone() -> None:
+    source, places = build_input("x", "F32", (4, 6), 0, 0), {"x": [Place(0, 0, 0)]}
+    (move,) = split_moves({"x": Tensor("F32", (2, 12), parts=(Part("x", (), (2, 12)),))}, {"x": source}, places)
+    assert [copy for _, _, copy in copies(move)] == [Copy(0, 0, (Loop(24, 1, 1),))]
+    check_program(Program(("in",), ("out",), (move,)), [96], [0])
+    with pytest.raises(ReshardError) as caught:
+        split_moves({"x": Tensor("F32", (2, 11), parts=(Part("x", (), (2, 11)),))}, {"x": source}, places)
+    assert mentions(caught.value, "x", [4, 6], [2, 11])

@@ -70,6 +70,15 @@ def test_every_token_is_that_of_one_process(name, ranks, splits, alone, tmp_path
         assert found["files"] == ["common.safetensors", f"rank-{rank:05d}-of-{ranks:05d}.safetensors"]
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_other_classes_of_the_same_weights(name, alone, tmp_path):
+    """At tp 3: biases, multipliers, experts stored in one tensor, a shared expert beside the others."""
+    reshard.split(model_folder(name), tmp_path / "out", tp=3)
+    for found in run_processes(3, tmp_path / "out", tmp_path / "r", "float32"):
+        assert found["float32"]["tokens"] == alone["float32"]["tokens"]
+        assert distance(found["float32"], alone["float32"]).max() < 1e-3
+
+
 def distance(one: dict[str, Any], other: dict[str, Any]) -> torch.Tensor:
     """Return the largest difference of the logits after each prompt."""
     return (one["logits"] - other["logits"]).abs().amax(1)

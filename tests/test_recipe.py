@@ -337,8 +337,9 @@ def test_a_kept_name_is_not_renamed() -> None:
     rename = Rename((r"\.norm\.",), (".kv_norm.",))
     stored = ["model.norm.weight", "model.layers.0.norm.weight"]
     assert set(made_of(stored, renames=(rename,))) == {"model.kv_norm.weight", "model.layers.0.kv_norm.weight"}
-    made = made_of(stored, renames=(rename,), kept=("model.norm.weight",))
-    assert set(made) == {"model.norm.weight", "model.layers.0.kv_norm.weight"}
+    made = made_of([*stored, "model.norm.bias"], renames=(rename,), kept=("model.norm.weight",))
+    # A bias, which only some configurations have, is kept with its weight.
+    assert set(made) == {"model.norm.weight", "model.norm.bias", "model.layers.0.kv_norm.weight"}
 
 
 def test_what_is_ignored_is_looked_for_in_the_models_names() -> None:
@@ -389,3 +390,32 @@ def test_a_stored_tensor_beside_those_of_a_converter() -> None:
     with pytest.raises(CheckpointError) as caught:
         made_of(["m.a", "m.b"], converters=converters)
     assert mentions(caught.value, "m.t", "m.b")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "unused"),
+    [
+        # Layers after the last predict further tokens.
+        (r"(^|\.)layers\.{num_hidden_layers:num_hidden_layers + extra}\.", {3, 4}),
+        (r"layers.{num_hidden_layers - shared:num_hidden_layers}.w", {2}),
+        # A number as such, of a smaller model: the layer that this one has is its own.
+        (r"m\.layers\.1.*", set()),
+        (r"m\.layers\.4.*", {4}),
+        (r"layers\.\d+\.w", {0, 1, 2, 3, 4}),
+        (r"layers.{unknown:num_hidden_layers}.w", set()),
+    ],
+)
+def test_ignored_layers(pattern: str, unused: set[int]) -> None:
+    sizes = {"num_hidden_layers": 3, "extra": 2, "shared": 1}
+    made = made_of([f"m.layers.{layer}.w" for layer in range(5)], sizes, ignored=(pattern,))
+    assert {name for name, tensor in made.items() if tensor.unused} == {f"m.layers.{layer}.w" for layer in unused}
+
+
+def test_experts_without_weights_may_be_counted() -> None:
+    converter = Converter(("experts.*.w",), ("experts.all",), (("stack", 0),))
+    sizes = {"n_routed_experts": 2, "zero_expert_num": 1}
+    for count_of in (2, 3):
+        made = made_of([f"experts.{i}.w" for i in range(count_of)], sizes, converters=(converter,))
+        assert made["experts.all"].shape == (count_of, 4, 2)
+    with pytest.raises(CheckpointError, match=r"config\.json says 2 or 3"):
+        made_of([f"experts.{i}.w" for i in range(4)], sizes, converters=(converter,))

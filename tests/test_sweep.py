@@ -80,6 +80,7 @@ def test_cases_of_a_type_with_experts():
     assert [(case.name, case.experts) for case in cases_of(subject, 4, peer=False)] == [
         ("mixtral@tp4", 1),
         ("mixtral@tp4-ep2", 2),
+        ("mixtral@tp4-ep4", 4),
     ]
     assert [(case.name, case.experts) for case in cases_of(subject, 4, peer=True)] == [
         ("mixtral@tp4-peer", 1),
@@ -131,7 +132,10 @@ def test_the_table(tmp_path: Path):
     write_report(tmp_path / "sweep.md", rows, store, peer, True)
     lines = (tmp_path / "sweep.md").read_text().splitlines()
     assert "| tp 2 | 2 of 2 | 1 of 1 | 0 | 1 |" in lines
-    assert "| tp 2, experts over 2 | 0 of 1 | 1 of 1 | 1 | 0 |" in lines
-    assert "| llama | text | right | right | - | - | 2e-06 | 0.50 0.50 | 3r 1g | right | - | - | 2r |" in lines
-    assert "| mixtral | text | right | - | **no** | right | 2e-06 | 0.50 | 3r 1g | - | - | right | 3r 1g |" in lines
-    assert "* `mixtral` (tp 2 ep) `forward: ValueError: a / b`" in lines
+    assert "| tp 2 ep 2 | 0 of 1 | 1 of 1 | 1 | 0 |" in lines
+    assert "| llama | text | right | right | - | - | - | 2e-06 | 0.50 0.50 | 3r 1g | right | - | - | - | 2r |" in lines
+    assert (
+        "| mixtral | text | right | - | **no** | right | - | 2e-06 | 0.50 | 3r 1g | - | - | right | - | 3r 1g |"
+        in lines
+    )
+    assert "* `forward: ValueError: a / b`: `mixtral` (tp 2 ep 2)." in lines

@@ -5,11 +5,15 @@ Source: ``AllReduceEP`` in ``transformers/distributed/expert_parallel.py`` of tr
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from loader.steps.inputs import InputNames
 from loader.steps.site import Inputs, Site, Step
 from manifests.errors import LoadError
+
+EVERY_ID_AN_EXPERT = frozenset({"OpenAIPrivacyFilterExperts"})
+"""Classes whose loop knows no id beyond their experts: routes to other ranks go to the first expert, with weight 0."""
 
 
 def route_local(site: Site) -> Step:
@@ -17,13 +21,16 @@ def route_local(site: Site) -> Step:
 
     The module's forward takes hidden states, the chosen experts (tokens, k) and their weights (tokens, k), in this
     order and under any names. Ids become local; a route to another rank's expert gets the id one past the last of them,
-    and weight 0. The module is told how many experts it has, and that there are such ids.
+    and weight 0. Ranks that have copies of the same experts share the routes to them. The module is told how many
+    experts it has, and that there are such ids.
 
     Raises:
         LoadError: The module's forward takes fewer inputs.
     """
     start, length, _ = site.owned_range()
+    copy, copies = site.copy
     inputs, label = InputNames(site.module), site.label
+    nowhere = 0 if label in EVERY_ID_AN_EXPERT else length
     if len(inputs) < 3:
         raise LoadError(
             f"{label}: its forward takes {len(inputs)} inputs; "
@@ -39,7 +46,10 @@ def route_local(site: Site) -> Step:
             )
         local = chosen - start
         foreign = (local < 0) | (local >= length)
-        args, kwargs = inputs.put(1, local.masked_fill(foreign, length), args, kwargs)
+        if copies > 1:
+            turn = torch.arange(chosen.numel(), device=chosen.device).view(chosen.shape)
+            foreign |= turn % copies != copy
+        args, kwargs = inputs.put(1, local.masked_fill(foreign, nowhere), args, kwargs)
         return inputs.put(2, weights.masked_fill(foreign, 0), args, kwargs)
 
     return Step(before, attributes={"num_experts": length, "_is_expert_parallel": True})

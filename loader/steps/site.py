@@ -63,6 +63,12 @@ class Site(NamedTuple):
         mesh = self.entry.mesh or (("tp", self.world_size),)
         return owned_range(self.entry.axis, mesh, dist.get_rank(self.group))
 
+    @property
+    def copy(self) -> tuple[int, int]:
+        """Which copy of its part of the axis this rank has, and how many there are."""
+        copies = dict(self.entry.mesh).get("rep", 1)
+        return dist.get_rank(self.group) % copies, copies
+
 
 def owned_range(axis: str, mesh: Mesh, rank: int) -> tuple[int, int, int]:
     """Return the first entry, the number of entries that a rank owns of a contiguous axis, and the axis's size.

@@ -74,7 +74,7 @@ class Architecture(NamedTuple):
             parts of a name, the same in both.
         defaults: The configuration class's own values, for names that a configuration may leave out.
         aliases: Other names of configuration values.
-        ignored: Patterns of stored names that the class does not use.
+        ignored: Patterns of names that the class does not have; ``{first:end}`` is a number in this range of formulas.
         renames: Patterns of stored names and their replacement, applied in order.
         converters: Applied after them; the first that fits a name takes it.
         library: What builds it: "transformers" or "diffusers".

@@ -22,8 +22,8 @@ How transformers does it, which a reader of ``renames`` and ``converters`` repea
     from the names: a missing expert makes a shorter stack, which only the parameter's shape betrays. The operations
     follow in order. Where there are several targets, the others' names are made from the first's.
 7.  ``base_model_prefix`` is removed from a name that the model has without it, else put before one that it has with it.
-8.  If the model lacks the result but has the stored name, the stored name goes through step 7 alone. These names, and
-    those that step 7 turns back, are ``kept``, with numbers as ``*``.
+8.  If the model lacks the result but has the stored name, the stored name goes through step 7 alone. These names are
+    ``kept``, with numbers as ``*``.
 9.  What is still not the model's is dropped silently if one of ``ignored`` is found in its name (``re.search``), which
     is the name after steps 2 to 7 (``_adjust_missing_and_unexpected_keys`` in modeling_utils.py).
 
@@ -89,6 +89,17 @@ SHAPES = {
     "mlp.experts.down_proj": ["num_experts", "hidden_size", "moe_intermediate_size"],
 }
 """The shape of parameters that are transposed only where the stored shape is another, by their target."""
+
+
+NEXT = "num_hidden_layers:num_hidden_layers + num_{}_layers"
+SHARED_KV = "layers.{num_hidden_layers - num_kv_shared_layers:num_hidden_layers}.self_attn."
+NUMBERED = {
+    "bailing_hybrid": [rf"(^|\.)layers\.{{{NEXT.format('mtp')}}}\."],
+    "step3p7_text": [rf"(^|\.)layers\.{{{NEXT.format('nextn_predict')}}}\."],
+    "gemma3n_text": [SHARED_KV + name for name in ("k_proj", "v_proj", "k_norm", "v_norm")],
+    "gemma4_text": [SHARED_KV + name for name in ("k_proj", "v_proj", "k_norm", "v_norm")],
+}
+"""Ignored names with the number of a layer, by the type that makes them; {first:end} is a number in this range."""
 
 
 class UnsaidError(Exception):
@@ -186,22 +197,18 @@ def _heads(model: PreTrainedModel, part: str | None) -> str:
 
 
 def kept_names(model: PreTrainedModel) -> list[str]:
-    """Return the model's own names that the renames and converters would change, but under which its parameters are.
-
-    Those are names that become names of nothing, and those that step 7 turns back. Numbers are ``*``.
-    """
+    """Return the model's own names that the renames and converters would make names of nothing, numbers as ``*``."""
     transforms = get_model_conversion_mapping(model, add_legacy=False)
     renames = [one for one in transforms if isinstance(one, WeightRenaming)]
     converters = [one for one in transforms if isinstance(one, WeightConverter)]
     own = model.state_dict()
-    kept = set()
-    for name in sorted(own, key=dot_natural_key):
-        # Twice, as a group's later patterns depend on what was renamed before: the state after the first is the same.
-        changed, source = rename_source_key(name, renames, converters)
-        result, _ = rename_source_key(name, renames, converters, model.base_model_prefix, own)
-        if result not in own or (source is None and result == name != changed):
-            kept.add(kind_of(name))
-    return sorted(kept)
+    return sorted(
+        {
+            kind_of(name)
+            for name in sorted(own, key=dot_natural_key)
+            if rename_source_key(name, renames, converters, model.base_model_prefix, own)[0] not in own
+        }
+    )
 
 
 def ignored_names(model: PreTrainedModel) -> list[str]:
@@ -214,6 +221,10 @@ def ignored_names(model: PreTrainedModel) -> list[str]:
     """
     buffers = [name for name, _ in model.named_buffers()]
     patterns = set(model._keys_to_ignore_on_load_unexpected or [])
+    for part in (one for one in model.modules() if isinstance(one, PreTrainedModel)):
+        for pattern in NUMBERED.get(part.config.model_type, ()):
+            literal = re.compile(r"\d+".join(map(re.escape, re.split(r"\{.*?\}", pattern))))
+            patterns = {one for one in patterns if not literal.fullmatch(one)} | {pattern}
     if any(name.endswith("rotary_emb.inv_freq") for name in buffers):
         patterns.add(r"rotary_emb\.inv_freq")
     if any(name.endswith("position_ids") for name in buffers):

@@ -25,7 +25,7 @@ def export_catalogue() -> dict[str, Any]:
     types: dict[str, Any] = {}
     used: list[Used] = []
     for model_type in find_types():
-        used += _add_type(model_type, types)
+        used += add_type(model_type, types)
     for one in used:
         check_joined(one, types)
     return {
@@ -34,7 +34,7 @@ def export_catalogue() -> dict[str, Any]:
     }
 
 
-def _add_type(model_type: str, types: dict[str, Any]) -> list[Used]:
+def add_type(model_type: str, types: dict[str, Any]) -> list[Used]:
     """Add the entry of a type, and to those of its parts the plans, which a built model shows."""
     entry = _entry_of(model_type, types)
     used = []
@@ -59,7 +59,7 @@ def _entry_of(model_type: str, types: dict[str, Any]) -> dict[str, Any]:
     types[model_type] = {
         "plan": {},
         "ep_plan": {},
-        "defaults": export_defaults(config_class),
+        "defaults": export_defaults(model_type),
         "aliases": dict(config_class.attribute_map),
         "flat": flat_parts(model_type),
         "tied": export_tied(model_type),

@@ -12,7 +12,7 @@ from transformers.models.auto import modeling_auto
 
 from .small import own_config
 
-UNBUILT = {"gemma4_assistant", "nougat"}
+UNBUILT = {"nougat"}
 """Composites of which the type's own configuration is not one: nothing is known of their parts."""
 
 

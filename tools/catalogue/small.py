@@ -107,6 +107,21 @@ WRONG = (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeEr
 """What classes raise on sizes that do not fit together."""
 
 
+OWN: dict[str, dict[str, Any]] = {
+    "gemma4_assistant": {
+        "text_config": {
+            "model_type": "gemma4_text",
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+            "num_hidden_layers": 2,
+            "num_kv_shared_layers": 2,
+        }
+    },
+    "instructblip": {"text_config": {"model_type": "llama"}},
+    "instructblipvideo": {"text_config": {"model_type": "llama"}},
+}
+"""What a type needs to have a configuration of its own, or one in which a part has a plan."""
+
 CLASSES = {"T5GemmaEncoderModel": {"is_encoder_decoder": False}}
 """What a class needs beside that."""
 
@@ -135,7 +150,12 @@ def small_config(model_type: str, **values: Any) -> PreTrainedConfig:
     """Return a configuration of a type with small sizes, and such sub-models where they have a plan."""
     config_class = CONFIG_MAPPING[model_type]
     fields = {field.name for field in dataclasses.fields(config_class)}
-    given = {name: value for name, value in SIZES.items() if name in fields} | TYPES.get(model_type, {}) | values
+    given = (
+        {name: value for name, value in SIZES.items() if name in fields}
+        | OWN.get(model_type, {})
+        | TYPES.get(model_type, {})
+        | values
+    )
     for name, inner in _planned_parts(model_type).items():
         given.setdefault(name, small_config(inner).to_dict())
     return config_class(**{name: value for name, value in given.items() if value is not None})
@@ -154,8 +174,8 @@ def _planned_parts(model_type: str) -> dict[str, str]:
 
 
 def own_config(model_type: str, **values: Any) -> PreTrainedConfig:
-    """Return the configuration that the type's class gives without arguments."""
-    return CONFIG_MAPPING[model_type](**values)
+    """Return the configuration that the type's class gives, without arguments if that is one."""
+    return CONFIG_MAPPING[model_type](**{**OWN.get(model_type, {}), **values})
 
 
 @contextmanager

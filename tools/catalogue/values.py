@@ -9,7 +9,7 @@ from transformers.integrations.heterogeneity.configuration_utils import Ambiguou
 
 from .finding import has_plan, inner_configs
 from .plans import config_path
-from .small import WRONG, StrictDataclassError
+from .small import WRONG, StrictDataclassError, own_config
 
 NOT_SIZES = re.compile(
     r"_token_id$|_token_index$|_token$|_id$|^id$|_idx$|^seed$|^max_length$|^chunk_size_feed_forward$"
@@ -19,19 +19,19 @@ NOT_SIZES = re.compile(
 TABLE = (None, False, True)
 
 
-def export_defaults(config_class: type[PreTrainedConfig]) -> dict[str, int | bool]:
+def export_defaults(model_type: str) -> dict[str, int | bool]:
     """Return the class's own whole numbers, without those that it computes from others.
 
     Many classes fill a size that is not given in ``__post_init__``. Which those are shows when every number is doubled
     in turn: what else changes is computed. A number that a class holds at a fixed value is its own.
     """
-    names = [field.name for field in dataclasses.fields(config_class) if not NOT_SIZES.search(field.name)]
-    config = config_class()
+    config = own_config(model_type)
+    names = [field.name for field in dataclasses.fields(config) if not NOT_SIZES.search(field.name)]
     own = {name: value for name in names if type(value := _value(config, name)) is int}
     computed: set[str] = set()
     for name, value in own.items():
         try:
-            other = config_class(**{name: 2 * value or 1})
+            other = own_config(model_type, **{name: 2 * value or 1})
         except (*WRONG, StrictDataclassError):
             continue
         computed |= {changed for changed in own if changed != name and _value(other, changed) != own[changed]}
@@ -64,7 +64,7 @@ def part_defaults(config: PreTrainedConfig, formulas: list[str]) -> dict[str, in
 def flat_parts(model_type: str) -> list[str]:
     """Return the parts whose values a configuration of the type may hold itself, as files of old did."""
     config_class = CONFIG_MAPPING[model_type]
-    parts = [(path, part) for path, part in inner_configs(config_class()) if has_plan(part) and "." not in path]
+    parts = [(path, part) for path, part in inner_configs(own_config(model_type)) if has_plan(part) and "." not in path]
     found = []
     for path, part in parts:
         odd = 2 * getattr(part, "hidden_size", 0)
@@ -85,8 +85,7 @@ def export_tied(model_type: str) -> dict[str, Any]:
         part's. "T" is tied.
     """
     config_class = CONFIG_MAPPING[model_type]
-    own = config_class()
-    for path, part in inner_configs(own):
+    for path, part in inner_configs(own_config(model_type)):
         if "." in path or not has_plan(part) or not hasattr(part, "vocab_size"):
             continue
         table = ["".join(_tied(config_class, path, part, flag, inner) for inner in TABLE) for flag in TABLE]

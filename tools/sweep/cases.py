@@ -103,14 +103,14 @@ def composite_has_experts(name: str, planned: dict[str, bool]) -> bool:
 
 
 def cases_of(subject: Subject, tp: int, *, peer: bool) -> Iterator[Case]:
-    """Yield a subject's cases at a number of ranks: whole experts on every rank, then experts divided by two.
+    """Yield a subject's cases at a number of ranks: every expert on all of them, then experts over two and over all.
 
     The peer divides experts over all ranks or none.
     """
     kind = "peer" if peer else "run"
     degrees = [1]
     if subject.has_experts:
-        degrees.append(tp if peer else 2)
+        degrees += [tp] if peer else sorted({2, tp})
     for experts in degrees:
         name = f"{subject.name}@tp{tp}" + (f"-ep{experts}" if experts > 1 else "") + ("-peer" if peer else "")
         yield Case(name, subject.model_type, kind=kind, experts=experts, values=subject.values)

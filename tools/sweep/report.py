@@ -1,5 +1,6 @@
 """The table in docs: every type, ours beside the peer's."""
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,13 +23,14 @@ in its published layout, split, loaded in N processes, one forward, 6 greedy tok
 that no output differs by more than 1e-4 of the largest one (float32), and that all tokens are equal. The peer is
 transformers' own tensor parallelism, run on the same models.
 
-* **ours**: right or not at 2 and at 4 ranks, and with the experts divided by 2 at 2 (`tp 2 ep`) and at 4 (`tp 4 ep`).
-  A tiny model has 4 heads in 2 groups, so at 4 ranks every head of keys and values is on two of them.
+* **ours**: right or not at 2 and at 4 ranks; with the experts divided over both of 2 ranks (`2 ep 2`), over pairs of 4
+  ranks (`4 ep 2`) and over all 4 (`4 ep 4`). A tiny model has 4 heads in 2 groups, so at 4 ranks every head of keys
+  and values is on two of them. Refused: with an error that says why, before anything is written.
 * **diff**: the largest difference of all, relative to the largest value.
 * **share**: of the parameters on the rank that has most, at 2 and 4 ranks, and with experts divided at 2.
 * **collectives** of one forward at 2 ranks: `r` all-reduce, `g` all-gather, `s` reduce-scatter; after the semicolon
   with experts divided.
-* **peer**: the same of transformers. It divides experts over all ranks or none; at 2 ranks that is the same as ours.
+* **peer**: the same of transformers, which divides experts over all ranks or none.
 * A dash: the type has no experts that transformers would divide.
 * Types without a public class are run as a part of the composite in brackets. `image`, `sound`: the model gets one
   beside the prompt. `no tokens`: only the forward is compared, the class generates nothing.
@@ -36,23 +38,30 @@ transformers' own tensor parallelism, run on the same models.
 
 """
 
-COLUMNS = ("type", "input", "ours: tp 2", "tp 4", "tp 2 ep", "tp 4 ep", "diff", "share", "collectives")
-COLUMNS += ("peer: tp 2", "tp 4", "tp 2 ep", "collectives")
+COLUMNS = ("type", "input", "ours: tp 2", "tp 4", "2 ep 2", "4 ep 2", "4 ep 4", "diff", "share", "collectives")
+COLUMNS += ("peer: tp 2", "tp 4", "2 ep 2", "4 ep 4", "collectives")
 TABLE = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n"
 
 
-class Row(NamedTuple):
-    """What is known of a subject.
+Degree = tuple[int, int]
+"""Numbers of ranks, and over how many of them experts are divided."""
 
-    Attributes:
-        subject: The type.
-        ours: Outcomes by degree: "2", "4", "2ep", "4ep".
-        peer: The same of the peer, where "4ep" is with the experts over all 4 ranks.
-    """
+OURS: dict[Degree, str] = {
+    (2, 1): "tp 2",
+    (4, 1): "tp 4",
+    (2, 2): "tp 2 ep 2",
+    (4, 2): "tp 4 ep 2",
+    (4, 4): "tp 4 ep 4",
+}
+PEER = {degree: name for degree, name in OURS.items() if degree != (4, 2)}
+
+
+class Row(NamedTuple):
+    """What is known of a subject: its outcomes, ours and the peer's."""
 
     subject: Subject
-    ours: dict[str, Record]
-    peer: dict[str, Record]
+    ours: dict[Degree, Record]
+    peer: dict[Degree, Record]
 
 
 def write_report(
@@ -78,29 +87,27 @@ def _gather(subject: Subject, store: Store, peer: dict[str, Record]) -> Row:
     for tp in DEGREES:
         for case in cases_of(subject, tp, peer=False):
             if found := store.get(case.name):
-                row.ours[_degree(tp, case.experts)] = found
+                row.ours[tp, case.experts] = found
         for case in cases_of(subject, tp, peer=True):
             if case.name in peer:
-                row.peer[_degree(tp, case.experts)] = peer[case.name]
+                row.peer[tp, case.experts] = peer[case.name]
     return row
 
 
-def _degree(tp: int, experts: int) -> str:
-    return f"{tp}ep" if experts > 1 else str(tp)
-
-
 def _totals(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the lines of a table: how many are right, of ours and of the peer."""
     yield "| | ours | peer | peer right, ours not | more collectives than the peer |\n|---|---|---|---|---|\n"
-    for key, name in (("2", "tp 2"), ("4", "tp 4"), ("2ep", "tp 2, experts over 2"), ("4ep", "tp 4, experts over 2")):
-        ours = [row.ours[key] for row in rows if key in row.ours]
-        peer = [row.peer[key] for row in rows if key in row.peer and key != "4ep"]
-        both = [(row.ours[key], row.peer[key]) for row in rows if key in row.ours and key in row.peer and key != "4ep"]
+    for degree, name in OURS.items():
+        ours = [row.ours[degree] for row in rows if degree in row.ours]
+        peer = [row.peer[degree] for row in rows if degree in row.peer]
+        both = [(row.ours[degree], row.peer[degree]) for row in rows if degree in row.ours and degree in row.peer]
         behind = sum(theirs.right and not mine.right for mine, theirs in both)
         more = sum(_total(mine) > _total(theirs) for mine, theirs in both if mine.right and theirs.right)
-        cells = [f"{sum(found.right for found in ours)} of {len(ours)}"]
-        cells += [f"{sum(found.right for found in peer)} of {len(peer)}", str(behind), str(more)] if peer else ["-"] * 3
+        cells = [_rightly(ours), *([_rightly(peer), str(behind), str(more)] if peer else ["-"] * 3)]
         yield f"| {name} | {' | '.join(cells)} |\n"
+
+
+def _rightly(found: Sequence[Record]) -> str:
+    return f"{sum(entry.right for entry in found)} of {len(found)}"
 
 
 def _total(found: Record) -> int:
@@ -108,18 +115,17 @@ def _total(found: Record) -> int:
 
 
 def _line(row: Row) -> str:
-    """Return a row of the table."""
     ours, peer = row.ours, row.peer
     differences = [found.difference for found in ours.values() if found.difference is not None]
-    shares = [f"{ours[key].share:.2f}" for key in ("2", "4", "2ep") if key in ours and ours[key].share is not None]
+    shown = [ours[degree].share for degree in ((2, 1), (4, 1), (2, 2)) if degree in ours]
     cells = [
         _label(row.subject),
         _described(row),
-        *(_mark(ours.get(key)) for key in ("2", "4", "2ep", "4ep")),
+        *(_mark(ours.get(degree)) for degree in OURS),
         f"{max(differences):.0e}" if differences else "",
-        " ".join(shares),
+        " ".join(f"{share:.2f}" for share in shown if share is not None),
         _counted(ours),
-        *(_mark(peer.get(key)) for key in ("2", "4", "2ep")),
+        *(_mark(peer.get(degree)) for degree in PEER),
         _counted(peer),
     ]
     return f"| {' | '.join(cells)} |\n"
@@ -158,11 +164,13 @@ def _generator() -> object:
 def _mark(found: Record | None) -> str:
     if found is None:
         return "-"
+    if found.stage == "split" and found.error.startswith(("PlanError", "DegreeError")):
+        return "refused"
     return "right" if found.right else "**no**"
 
 
 def _counted(found: dict[str, Record]) -> str:
-    texts = [_short(found[key].collectives) for key in ("2", "2ep") if key in found and not found[key].error]
+    texts = [_short(found[key].collectives) for key in ((2, 1), (2, 2)) if key in found and found[key].collectives]
     return "; ".join(texts)
 
 
@@ -172,30 +180,34 @@ def _short(collectives: dict[str, int]) -> str:
 
 
 def _complaints(rows: Iterable[Row]) -> Iterator[str]:
-    """Yield what is not right, ours first, with the reason that is known."""
-    reasons = tomllib.loads(REASONS_FILE.read_text()) if REASONS_FILE.exists() else {}
+    """Yield what is not right, by its reason: the one that is known, or the error."""
+    reasons = tomllib.loads(REASONS_FILE.read_text())
     for whose, title in (("ours", "### Ours\n\n"), ("peer", "\n### The peer\n\n")):
-        yield title
-        known, told = reasons.get(whose, {}), False
+        by_reason: dict[str, dict[str, list[str]]] = {}
         for row in rows:
-            wrong = {key: found for key, found in getattr(row, whose).items() if not found.right}
-            if wrong:
-                told = True
-                reason = known.get(row.subject.name, "")
-                yield f"* `{row.subject.name}` {_described_errors(wrong)}{'. ' + reason if reason else ''}\n"
-        if not told:
+            for degree, found in getattr(row, whose).items():
+                if not found.right:
+                    reason = _reason(row.subject.name, found, reasons[whose])
+                    by_reason.setdefault(reason, {}).setdefault(row.subject.name, []).append(OURS[degree])
+        yield title
+        yield from (f"* {reason}: {_listed(names)}.\n" for reason, names in by_reason.items())
+        if not by_reason:
             yield "Nothing.\n"
 
 
-def _described_errors(wrong: dict[str, Record]) -> str:
-    """Return the errors, each with the degrees that have it."""
-    by_error: dict[str, list[str]] = {}
-    for key, found in wrong.items():
-        by_error.setdefault(f"{found.stage}: {found.error}", []).append(f"tp {key}".replace("ep", " ep"))
-    return "; ".join(f"({', '.join(keys)}) {_tidy(error)}" for error, keys in by_error.items())
-
-
-def _tidy(error: str) -> str:
-    """Return an error in one line that Markdown shows as it is."""
-    flat = " ".join(error.split()).replace("`", "'").replace("|", "/")
+def _reason(name: str, found: Record, known: dict[str, str]) -> str:
+    """Return the reason that is known of a type, of all types with such an error, or the error itself."""
+    error = f"{found.stage}: {found.error}"
+    for pattern, reason in known.items():
+        if pattern == name or re.search(pattern, error):
+            return reason
+    flat = error.replace("`", "'").replace("|", "/")
     return f"`{flat[:180]}{'...' if len(flat) > 180 else ''}`"
+
+
+def _listed(names: dict[str, list[str]]) -> str:
+    """Return names, each with where it is not right; alike ones together."""
+    by_degrees: dict[tuple[str, ...], list[str]] = {}
+    for name, degrees in names.items():
+        by_degrees.setdefault(tuple(degrees), []).append(f"`{name}`")
+    return "; ".join(f"{', '.join(alike)} ({', '.join(degrees)})" for degrees, alike in by_degrees.items())
