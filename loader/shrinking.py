@@ -112,7 +112,8 @@ def per_layer(config: Config, count: int) -> list[tuple[Any, ...]]:
         for part in _parts(config)
         if any(part.get(name) == count for name in LAYERS)
         for value in part.values()
-        if isinstance(value, list) and len(value) == count
+        # One with no value twice counts the layers, and tells none from another.
+        if isinstance(value, list) and len({str(one) for one in value}) < len(value) == count
     ]
     return [tuple(str(one[layer]) for one in lists) for layer in range(count)]
 

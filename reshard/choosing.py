@@ -61,6 +61,8 @@ def choose_plan(
 ) -> Plan:
     """Return the plan that was given, or the built-in one, with its rules under the names of these tensors.
 
+    The built-in one speaks of the running model's tensors.
+
     Raises:
         PlanError: There is none, or it is malformed, or it fits only the names of the other layout.
     """
@@ -69,8 +71,7 @@ def choose_plan(
         if architecture is None:
             raise PlanError(_no_plan(checkpoint))
         _check_parts(architecture, checkpoint)
-        plan = built_in_plan(architecture, options.plan_source)
-        return plan if options.layout == "runtime" else _only_fitting(plan, names)
+        return built_in_plan(architecture, options.plan_source)
     given = (
         build_plan(dict(options.plan), "plan") if isinstance(options.plan, Mapping) else read_plan(Path(options.plan))
     )
@@ -117,18 +118,6 @@ def _check_parts(architecture: Architecture, checkpoint: Checkpoint) -> None:
 
 def _has_type(part: object) -> bool:
     return isinstance(part, dict) and isinstance(part.get("model_type"), str)
-
-
-def _only_fitting(plan: Plan, names: list[str]) -> Plan:
-    """Return the built-in plan if its rules, which speak runtime names, fit the stored names too."""
-    known = {*names, *modules_of(names)}
-    dead = [rule for rule in plan.rules if not any(Matcher([rule]).find(name) for name in known)]
-    if dead:
-        raise PlanError(
-            f"{plan.label}: {dead[0].pattern}: speaks a runtime name, which this checkpoint stores otherwise; "
-            "with --layout checkpoint give a --plan of stored names"
-        )
-    return plan
 
 
 def _refuse_other_layout(

@@ -18,6 +18,7 @@ from reshard.options import Options, check_options
 from reshard.placing import Resolution, check_degree
 from reshard.plans import Plan
 from reshard.program import Program, check_program
+from reshard.pullback import in_stored_order, is_as_stored, pull_back
 from reshard.rankfile import FileOptions, PlannedFile, plan_files
 from reshard.sizes import ScopedSizes, scoped_sizes
 from reshard.ties import find_ties
@@ -107,15 +108,22 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     checkpoint = open_checkpoint(folder, options.variant)
     _refuse_unsupported_quantization(checkpoint)
     architecture = choose_architecture(checkpoint, options)
-    tensors = build_tensors(checkpoint, architecture, options)
+    stored = {name: source.stored for name, source in checkpoint.tensors.items()}
+    # The built-in plan speaks of the running model's tensors, whatever the layout of those that are written.
+    pulled = options.layout == "checkpoint" and options.plan is None
+    tensors = build_tensors(checkpoint, architecture, options._replace(layout="runtime") if pulled else options)
+    if pulled:
+        tensors = in_stored_order(tensors, stored)
     ties = find_ties(checkpoint, architecture, tensors, options)
     plan = choose_plan(checkpoint, architecture, tensors, ties, options)
     model = placing.Model(tensors, model_sizes(plan, checkpoint, architecture), ties, _scale_blocks(checkpoint))
     resolution = placing.resolve(model, plan, world_size, options.experts)
+    if pulled:
+        resolution = pull_back(resolution, stored, world_size, plan.label)
     if world_size > MAX_RANKS:
         raise PlanError(f"tp: {world_size} ranks; {MAX_RANKS} at most, a file each")
     # What is unused of a tensor that is used otherwise stays: the tensor could not be merged without it.
-    unused = tuple(name for name, tensor in tensors.items() if tensor.unused and not tensor.parts)
+    unused = tuple(name for name, tensor in resolution.tensors.items() if tensor.unused and not tensor.parts)
     dropped = unused if options.drop_unused else ()
     kept = {name: tensor for name, tensor in resolution.tensors.items() if name not in dropped}
     key = _key(checkpoint, resolution, kept, world_size, options)

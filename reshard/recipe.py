@@ -205,7 +205,6 @@ def _under_prefix(name: str, architecture: Architecture) -> str:
     """Add or remove the base model's prefix, for a checkpoint that was saved from another class of the same type."""
     prefix, other = architecture.prefix, architecture.base_prefix
     if prefix:
-        first = name.split(".")[0]
-        inside = name.startswith(f"{prefix}.") or first in architecture.heads
-        return name if inside else f"{prefix}.{name}"
+        rest = name.removeprefix(f"{prefix}.")
+        return rest if rest.split(".")[0] in architecture.heads else f"{prefix}.{rest}"
     return name.removeprefix(f"{other}.") if other else name

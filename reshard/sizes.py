@@ -1,5 +1,6 @@
 """The sizes that layouts are bound with: formulas over a model's configuration."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,6 +61,21 @@ class Sizes:
         self.used[name] = value
         return value
 
+    def of_layer(self, number: int) -> "Sizes":
+        """Return the sizes of a layer, which are these where the configuration says nothing else of it.
+
+        >>> sizes = Sizes({}, {"heads": 8, "per_layer_config": {"03": {"heads": 2}}})
+        >>> sizes.of_layer(3).get("heads"), sizes.of_layer(4) is sizes
+        (2, True)
+        """
+        layers = self._config.get("per_layer_config")
+        if not isinstance(layers, Mapping):
+            return self
+        own = next((values for key, values in layers.items() if str(key).isdecimal() and int(key) == number), None)
+        if not isinstance(own, Mapping):
+            return self
+        return Sizes(self._formulas, {**self._config, **own}, self._defaults, self._aliases)
+
     def _from_config(self, name: str) -> int | None:
         found = self._find(name) or self._find(f"text_config.{name}")
         # A null is not an absence: the class then computes the value, as the formulas do.
@@ -85,7 +101,7 @@ class Sizes:
 
 
 class ScopedSizes:
-    """The sizes of a model and of its sub-models.
+    """The sizes of a model, of its sub-models, and of layers that have some of their own.
 
     Attributes:
         root: The model's own.
@@ -95,26 +111,38 @@ class ScopedSizes:
     def __init__(self, root: Sizes, scopes: Mapping[str, Sizes] | None = None) -> None:
         self.root = root
         self.scopes = dict(scopes or {})
+        self._layers: dict[str, Sizes] = {}
 
     def of(self, name: str) -> Sizes:
-        """Return the sizes of the innermost sub-model that holds a module or a tensor."""
+        """Return the sizes of the innermost sub-model that holds a module or a tensor, and of its layer."""
         holding = [prefix for prefix in self.scopes if f"{name}.".startswith(f"{prefix}.") or not prefix]
-        return self.scopes[max(holding, key=len)] if holding else self.root
+        scope = max(holding, key=len, default="")
+        sizes = self.scopes[scope] if holding else self.root
+        inside = name.removeprefix(f"{scope}.") if scope else name
+        layer = re.match(r"(?:[^.]*[^.\d][^.]*\.)*(\d+)(?=\.|$)", inside)
+        if layer is None:
+            return sizes
+        module = f"{scope}.{layer[0]}" if scope else layer[0]
+        if module not in self._layers:
+            self._layers[module] = sizes.of_layer(int(layer[1]))
+        return self._layers[module]
 
     @property
     def used(self) -> dict[str, int]:
-        """The value of every formula that was asked for; those of sub-models under their names."""
+        """The value of every formula that was asked for; those of sub-models and layers under their names."""
         return self._gather("used")
 
     @property
     def consulted(self) -> dict[str, int]:
-        """The configuration's names that were found on the way; those of sub-models under their names."""
+        """The configuration's names that were found on the way; those of sub-models and layers under their names."""
         return self._gather("consulted")
 
     def _gather(self, what: str) -> dict[str, int]:
+        whole = {id(self.root), *map(id, self.scopes.values())}
+        layers = {module: sizes for module, sizes in self._layers.items() if id(sizes) not in whole}
         inner = {
             f"{prefix}.{name}" if prefix else name: value
-            for prefix, sizes in self.scopes.items()
+            for prefix, sizes in {**self.scopes, **layers}.items()
             for name, value in getattr(sizes, what).items()
         }
         return {**getattr(self.root, what), **inner}

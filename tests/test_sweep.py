@@ -13,7 +13,7 @@ from tools.sweep.cases import Case, Subject, cases_of, planned_types, subjects
 from tools.sweep.pool import LaunchError, work_through
 from tools.sweep.records import Record, Store, record
 from tools.sweep.report import write_report
-from tools.sweep.sizes import COMPOSITES, STANDS
+from tools.sweep.types import COMPOSITES, STANDS
 
 FOUND = {
     "error": "",

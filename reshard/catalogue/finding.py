@@ -50,6 +50,7 @@ def _build_architecture(model_type: str, name: str, config: Mapping[str, Any]) -
     head = entry["classes"][name]
     base_prefix = head.get("base_prefix", entry.get("base_prefix", ""))
     plan, ties, of_parts = head.get("plan", {}), head.get("ties", {}), head.get("part_ties", {})
+    heads = {key.split(".")[0] for key in (*plan, *ties, *head.get("modules", ()))}
     renames = [_rename(item) for item in head.get("renames", entry.get("renames", ()))]
     converters = [_converter(item) for item in head.get("converters", entry.get("converters", ()))]
     scopes: list[Scope] = []
@@ -67,7 +68,7 @@ def _build_architecture(model_type: str, name: str, config: Mapping[str, Any]) -
         name=name,
         prefix=head["prefix"],
         base_prefix=base_prefix,
-        heads=tuple(sorted({key.split(".")[0] for key in (*plan, *ties, *head.get("modules", ()))})),
+        heads=tuple(sorted(heads - {head["prefix"].split(".")[0]})),
         ties={**ties, **{one: other for pairs in of_parts.values() for one, other in pairs.items()}},
         defaults=entry.get("defaults", {}),
         aliases=entry.get("aliases", {}),

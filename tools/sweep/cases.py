@@ -8,13 +8,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tools.sweep.sizes import COMPOSITES, STANDS, VARIANTS
+from tools.sweep.types import COMPOSITES, STANDS, VARIANTS
 
 ROOT = Path(__file__).parents[2]
 OURS = ("manifests", "reshard", "loader", "tools/sweep")
 """Folders whose source decides an outcome of ours."""
 
-MODELS = ("tools/sweep/sizes.py", "tools/sweep/tiny.py", "tools/sweep/inputs.py")
+MODELS = ("tools/sweep/sizes.py", "tools/sweep/types.py", "tools/sweep/tiny.py", "tools/sweep/inputs.py")
 """Files that decide a tiny model; with the versions, they decide an outcome of the peer."""
 
 

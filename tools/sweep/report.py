@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tools.sweep.cases import Subject, cases_of
 from tools.sweep.inputs import INPUTS
 from tools.sweep.records import Record, Store
-from tools.sweep.sizes import STANDS
+from tools.sweep.types import STANDS
 
 REASONS_FILE = Path(__file__).parent / "reasons.toml"
 DEGREES = (2, 4)

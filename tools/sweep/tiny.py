@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from tools.sweep.sizes import CLASSES, COMPOSITES, PARTS, SIZES, TYPES
+from tools.sweep.sizes import PARTS, SIZES
+from tools.sweep.types import CLASSES, COMPOSITES, TYPES
 
 PART_KINDS = ("_vision", "_vision_model", "_vision_encoder", "_audio", "_audio_encoder", "pixtral", "ocr2_encoder")
 PART_KINDS += ("voxtral_encoder", "voxtral_realtime_encoder")
