@@ -20,7 +20,7 @@ from reshard.checkpoint import Checkpoint
 from reshard.options import Options
 from reshard.placing import RuntimeTensor
 from reshard.planfile import build_plan, read_plan
-from reshard.plans import Matcher, Plan, anchor_rules, modules_of
+from reshard.plans import Matcher, Plan, anchor_rules
 from reshard.sizes import scoped_sizes
 
 

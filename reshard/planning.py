@@ -118,10 +118,11 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     plan = choose_plan(checkpoint, architecture, tensors, ties, options)
     model = placing.Model(tensors, model_sizes(plan, checkpoint, architecture), ties, _scale_blocks(checkpoint))
     resolution = placing.resolve(model, plan, world_size, options.experts)
-    if pulled:
-        resolution = pull_back(resolution, stored, world_size, plan.label)
     if world_size > MAX_RANKS:
         raise PlanError(f"tp: {world_size} ranks; {MAX_RANKS} at most, a file each")
+    if pulled:
+        resolution = pull_back(resolution, stored, world_size, plan.label)
+    loadable = is_as_stored(tensors) if pulled else _runs_as_written(checkpoint, architecture, options)
     # What is unused of a tensor that is used otherwise stays: the tensor could not be merged without it.
     unused = tuple(name for name, tensor in resolution.tensors.items() if tensor.unused and not tensor.parts)
     dropped = unused if options.drop_unused else ()
@@ -132,7 +133,7 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     check_program(program, [file.nbytes for file in files], [len(file.header) for file in files])
     return SplitPlan(
         checkpoint=checkpoint,
-        model=_model_of(checkpoint, architecture, options),
+        model=_model_of(checkpoint, architecture, options, loadable=loadable),
         plan=plan,
         resolution=resolution._replace(tensors=kept),
         world_size=world_size,
@@ -170,14 +171,25 @@ def _scale_blocks(checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(blocks)
 
 
-def _model_of(checkpoint: Checkpoint, architecture: Architecture | None, options: Options) -> Model:
+def _model_of(checkpoint: Checkpoint, architecture: Architecture | None, options: Options, *, loadable: bool) -> Model:
+    """Return the class that the tensors are for; without a library if it does not take them as they are."""
     if architecture is not None and options.layout == "runtime":
         return Model(architecture.library, architecture.model_type, architecture.name)
     config = checkpoint.config
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else config.get("_class_name", "")
     library = "transformers" if "model_type" in config else "diffusers" if "_class_name" in config else ""
-    return Model(library, str(config.get("model_type", "")), str(name))
+    return Model(library if loadable else "", str(config.get("model_type", "")), str(name))
+
+
+def _runs_as_written(checkpoint: Checkpoint, architecture: Architecture | None, options: Options) -> bool:
+    """Tell whether the class takes the tensors in the layout in which they are written."""
+    if architecture is None or options.layout == "runtime":
+        return True
+    try:
+        return is_as_stored(build_tensors(checkpoint, architecture, options._replace(layout="runtime")))
+    except CheckpointError:
+        return False
 
 
 def _key(

@@ -8,7 +8,7 @@ it is taken only if it gives every rank exactly the entries that the links give 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, permutations
 from typing import NamedTuple
 
 from manifests.dtypes import atom, atoms
@@ -101,7 +101,8 @@ def pull_back(resolution: Resolution, stored: Mapping[str, StoredTensor], world_
         except PlanError as error:
             raise PlanError(f"{label}: {name}, of which {' and '.join(uses[name])} is made: {error}") from error
         tensors[name] = Tensor(dtype, shape, placement)
-        rules |= {name: rule for taker in uses[name] if (rule := resolution.rules.get(taker))}
+        taken = [resolution.rules[taker] for taker in uses[name] if taker in resolution.rules]
+        rules |= {name: taken[0]} if taken else {}
     modules = set(modules_of(tensors))
     return resolution._replace(
         tensors=tensors,
@@ -230,6 +231,10 @@ def _candidates(uses: Sequence[_Use], dim: int, size: int, per_atom: int) -> Ite
     axis = bound_axis(first.axis)
     if len(cuts) == 1 and -(-axis.size // unit) == size * per_atom:
         yield Cut(dim, first.axis, unit)
+        if len(axis.segments) == 1 and not axis.segments[0].body:
+            # A transpose within the dimension, as of (gate, up) pairs to gates and ups.
+            for factors in permutations(axis.segments[0].factors):
+                yield Cut(dim, str(Axis((Segment(factors),))), unit)
     if segments := _concatenated(uses, dim, size, unit * per_atom):
         yield Cut(dim, str(Axis(tuple(_gathered(segments)))), unit)
 

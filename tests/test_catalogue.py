@@ -205,6 +205,20 @@ def test_a_part_has_the_sizes_of_its_part_of_the_configuration() -> None:
     assert alone.get("H") == CONFIG_MAPPING["gemma3_text"]().num_attention_heads
 
 
+@pytest.mark.parametrize("model_type", ["dots3_note_text", "embedding_gemma2_text"])
+def test_a_layer_may_have_sizes_of_its_own(model_type: str) -> None:
+    config = own_config(model_type)
+    written = json.loads(config.to_json_string(use_diff=False))
+    sizes = scoped_sizes(default_sizes(), written)
+    seen = set()
+    for number in range(config.num_hidden_layers):
+        layer = config.per_layer_config[number]
+        found = tuple(sizes.of(f"model.layers.{number}.self_attn.q_proj").get(name) for name in ("H", "KV"))
+        assert found == (layer.num_attention_heads, layer.num_key_value_heads), number
+        seen.add(found)
+    assert len(seen) > 1
+
+
 def test_files_of_old_hold_the_values_of_a_part_themselves() -> None:
     config = {"model_type": "qwen2_vl", "architectures": ["Qwen2VLForConditionalGeneration"], "num_attention_heads": 10}
     assert CONFIG_MAPPING["qwen2_vl"].from_dict(config).text_config.num_attention_heads == 10

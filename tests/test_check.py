@@ -17,6 +17,7 @@ from reshard.cli import main
 from reshard.folder import LocalFolder
 from reshard.options import Options
 from reshard.planning import plan_split
+from reshard.verdict import format_check
 
 SMOLLM2 = Path(__file__).parent.parent / "build" / "models" / "smollm2"
 VOCABULARY = 96
@@ -370,15 +371,12 @@ def test_the_command_says_right_and_what_no_rule_names(models, monkeypatch, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_names_the_module_and_the_rule_and_exits_with_9(models, tmp_path):
-    plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps(changed("llama", f"{MLP}.down_proj", **{f"{MLP}.down_proj.weight": "rowwise"})))
-    result = reshard("check", models / "llama", "--tp", 2, "--plan", plan, "--json")
-    assert result.exit_code == 9
-    facts = json.loads(result.stdout)
-    assert facts["finding"]["module"] == f"{LAYER}.mlp.down_proj"
-    error = json.loads(result.stderr)["error"]
-    assert (error["kind"], error["module"]) == ("CheckError", f"{LAYER}.mlp.down_proj")
+def test_the_lines_name_the_module_the_rule_and_what_would_do(found):
+    lines = [*format_check(found["a rule for the parameter only"])]
+    assert lines[1].startswith(f"parts at {LAYER}.mlp.down_proj: its output [1, 12, 64] differs on rank ")
+    assert lines[2] == f"  the module: {LAYER}.mlp.down_proj: {MLP}.down_proj.weight = rowwise"
+    assert lines[3].endswith(f"write {LAYER}.mlp.down_proj = rowwise")
+    assert lines[4] == f"right until then, last: {LAYER}.mlp.up_proj"
 
 
 @pytest.mark.skipif(not SMOLLM2.exists(), reason="`make models` fetches it")
@@ -420,15 +418,18 @@ def test_a_tiny_model_needs_a_configuration_only(tmp_path):
     assert facts["tiny"]["sizes"]["num_hidden_layers"] == [46, 4]
 
 
-def test_a_tiny_model_shows_a_wrong_plan(tmp_path):
+def test_a_tiny_model_shows_a_wrong_plan_and_the_exit_code_says_it(tmp_path):
     import transformers
 
     transformers.Qwen3Config(architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path)
     plan = tmp_path / "wrong.json"
     plan.write_text(json.dumps(changed("llama", f"{ATTENTION}.o_proj")))
-    result = reshard("check", tmp_path, "--tp", 2, "--tiny", "-q", "--plan", plan)
+    result = reshard("check", tmp_path, "--tp", 2, "--tiny", "--json", "--plan", plan)
     assert result.exit_code == 9
-    assert result.stdout.splitlines()[2].startswith(f"parts at {LAYER}.self_attn.o_proj: raises on rank 0: it gets ")
+    finding = json.loads(result.stdout)["finding"]
+    assert (finding["module"], finding["what"]) == (f"{LAYER}.self_attn.o_proj", "raises")
+    error = json.loads(result.stderr)["error"]
+    assert (error["kind"], error["module"]) == ("CheckError", f"{LAYER}.self_attn.o_proj")
 
 
 def test_a_model_without_a_configuration_cannot_be_made_tiny(tmp_path):

@@ -33,9 +33,7 @@ def built_in_plan(architecture: Architecture, source: str = "reshard") -> Plan:
     entries = {scope: exported()["types"].get(scope.model_type, {}) for scope in scopes}
     plans = [(scope.prefix, _base_plan(entries[scope], mine.get(scope, {}))) for scope in scopes]
     expert_plans = [(scope.prefix, entries[scope].get("ep_plan", {})) for scope in scopes]
-    attributes = [
-        (scope.prefix, mine.get(scope, {}).get("attributes", ours()["attributes"])) for scope in reversed(scopes)
-    ]
+    attributes = [(scope.prefix, tables[scope].get("attributes", ours()["attributes"])) for scope in reversed(scopes)]
     rules = join_plan([*plans, ("", architecture.plan)])
     return Plan(
         label=label,
