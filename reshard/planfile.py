@@ -1,4 +1,4 @@
-"""Plan files: TOML or JSON, with the tables plan, experts, sizes and attributes; or a bare dictionary of patterns to styles."""
+"""Plan files: TOML or JSON, with the tables plan, experts, sizes, attributes; or a bare dictionary of rules."""
 
 import tomllib
 from pathlib import Path
