@@ -4,8 +4,11 @@ The manifest alone says what every rank holds and where each of its bytes came f
 the format for readers in other languages. There is no time, host or user in it: the same input gives the same bytes.
 """
 
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import xxhash
@@ -19,6 +22,12 @@ FORMAT = "reshard"
 VERSION = 1
 MANIFEST_NAME = "manifest.json"
 TILE_NBYTES = 4 << 20
+
+Decoded = TypeVar("Decoded")
+
+_END = b'"}\n'
+_END_NBYTES = 32 + len(_END)
+"""The digest in hexadecimal and what follows it."""
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True):
@@ -259,28 +268,72 @@ def decode_manifest(text: bytes, label: str = MANIFEST_NAME) -> Manifest:
     Raises:
         ManifestError: Not a manifest, of another version, with an unknown field, or not what was written.
     """
-    try:
-        stamp = msgspec.json.decode(text, type=_Stamp)
-        if stamp.format != FORMAT:
-            raise ManifestError(f"{label}: not a manifest of a split")
-        if stamp.version != VERSION:
-            raise ManifestError(
-                f"{label}: format version {stamp.version}; this reshard reads version {VERSION}; split again"
-            )
-        manifest = msgspec.json.decode(text, type=Manifest)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise ManifestError(f"{label}: not a readable manifest: {error}") from error
-    _check_names(manifest, label)
-    if encode_manifest(manifest) != text:
-        raise ManifestError(f"{label}: its content does not match its digest {manifest.digest}; it was changed")
+    manifest = decode_as(Manifest, text, label)
+    source = manifest.source
+    read = [file.name for file in source.files]
+    check_names((*(file.name for file in manifest.files), *read, *manifest.carried, *filter(None, [source.index])), label)
     return manifest
 
 
-def _check_names(manifest: Manifest, label: str) -> None:
-    """Refuse names that would lead out of the folder."""
-    source = manifest.source
-    written, read = [file.name for file in manifest.files], [file.name for file in source.files]
-    for name in (*written, *read, *manifest.carried, *filter(None, [source.index])):
+def decode_as(kind: type[Decoded], text: bytes, label: str) -> Decoded:
+    """Return the manifest that the bytes hold, or that part of it which a type names, with ``format`` and ``version``.
+
+    The digest is compared with the bytes themselves, so that whatever was left out was checked as well.
+
+    Raises:
+        ManifestError: As `decode_manifest`; unknown fields are what the type makes of them.
+    """
+    try:
+        with _collector_paused():
+            manifest = msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        with suppress(msgspec.MsgspecError, RecursionError):
+            _check_stamp(msgspec.json.decode(text, type=_Stamp), label)
+        raise ManifestError(f"{label}: not a readable manifest: {error}") from error
+    _check_stamp(manifest, label)
+    if not _has_its_digest(text):
+        raise ManifestError(f"{label}: its content does not match its digest; it was changed")
+    return manifest
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Within it, nothing looks for garbage: a large manifest is a million new objects, and none of them is."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _check_stamp(stamp: Any, label: str) -> None:  # noqa: ANN401 - anything with a format and a version
+    if stamp.format != FORMAT:
+        raise ManifestError(f"{label}: not a manifest of a split")
+    if stamp.version != VERSION:
+        raise ManifestError(
+            f"{label}: format version {stamp.version}; this reshard reads version {VERSION}; split again"
+        )
+
+
+def _has_its_digest(text: bytes) -> bool:
+    """Tell whether a text ends with the hash of itself, encoded with an empty digest."""
+    digest = text[-_END_NBYTES : -len(_END)]
+    if not text.endswith(b'"digest":"' + digest + _END):
+        return False
+    hasher = xxhash.xxh3_128(memoryview(text)[:-_END_NBYTES])
+    hasher.update(_END.removesuffix(b"\n"))
+    return hasher.hexdigest().encode() == digest
+
+
+def check_names(names: Iterable[str], label: str) -> None:
+    """Refuse names that would lead out of the folder.
+
+    Raises:
+        ManifestError: One would.
+    """
+    for name in names:
         if PurePosixPath(name).name != name or "\\" in name or name in ("", ".", ".."):
             raise ManifestError(f"{label}: {name!r} is not the name of a file in its folder")
 
@@ -299,12 +352,20 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         ManifestError: The folder holds no finished split that this version reads.
     """
+    return decode_manifest(read_text(folder), str(folder / MANIFEST_NAME))
+
+
+def read_text(folder: Path) -> bytes:
+    """Return the bytes of a split's manifest.
+
+    Raises:
+        ManifestError: The folder has none, or it cannot be read.
+    """
     path = folder / MANIFEST_NAME
     try:
-        text = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError as error:
         what = "holds no manifest.json: it is no split, or an unfinished one" if folder.is_dir() else "no such folder"
         raise ManifestError(f"{folder}: {what}; make one with `reshard MODEL --tp N`") from error
     except OSError as error:
         raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
-    return decode_manifest(text, str(path))
