@@ -1,13 +1,13 @@
 """Attaching: gives a module the parameters and buffers of its rank's shard."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from loader.mapping import torch_shape
+from loader.dtypes import torch_shape
 from loader.shard import Shard
 from manifests.errors import LoadError
 
@@ -29,16 +29,17 @@ def attach(module: nn.Module, shard: Shard, *, convert: Convert | None = None) -
         LoadError: A parameter is in no file, a tensor is no parameter, a shape differs, or an attribute is not there.
     """
     check_fits(module, shard)
+    modules = dict(module.named_modules(remove_duplicate=False))
     for name in shard:
         tensor = shard[name]
-        _set(module, name, convert(name, tensor) if convert else tensor)
+        _set(modules, name, convert(name, tensor) if convert else tensor)
     for name, source in shard.manifest.ties.items():
-        owner, leaf = _owner(module, name)
-        source_owner, source_leaf = _owner(module, source)
+        owner, leaf = _owner(modules, name)
+        source_owner, source_leaf = _owner(modules, source)
         owner.register_parameter(leaf, source_owner.get_parameter(source_leaf))
     for name, values in shard.manifest.attributes.items():
         for attribute, value in values.items():
-            _set_attribute(module.get_submodule(name), attribute, value)
+            _set_attribute(modules[name], attribute, value)
 
 
 def check_fits(module: nn.Module, shard: Shard) -> None:
@@ -47,9 +48,11 @@ def check_fits(module: nn.Module, shard: Shard) -> None:
     Raises:
         LoadError: They do not fit, for the reasons that `attach` lists.
     """
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    buffers = dict(module.named_buffers(remove_duplicate=False))
-    state = set(parameters) | (set(buffers) & set(_persistent(module)))
+    modules = dict(module.named_modules(remove_duplicate=False))
+    parameters = dict(_named(modules, lambda child: child._parameters))
+    buffers = dict(_named(modules, lambda child: child._buffers))
+    fleeting = _named(modules, lambda child: dict.fromkeys(child._non_persistent_buffers_set, True))
+    state = set(parameters) | (set(buffers) - {name for name, _ in fleeting})
     ties = shard.manifest.ties
     problems: list[str] = []
     for name in shard:
@@ -64,39 +67,42 @@ def check_fits(module: nn.Module, shard: Shard) -> None:
         problems += [f"{n}: tied, but no parameter of the model" for n in (name, source) if n not in parameters]
     stranded = [name for name, buffer in buffers.items() if buffer.is_meta and name not in shard]
     problems += [f"{name}: a buffer without values (on meta), and in no file" for name in stranded]
-    problems += _missing_attributes(module, shard)
+    problems += _missing_attributes(modules, shard)
     if problems:
         shown = "\n".join(f"  {problem}" for problem in problems[:20])
         more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
         raise LoadError(f"{type(module).__name__}: the split is not of this model:\n{shown}{more}")
 
 
-def _persistent(module: nn.Module) -> list[str]:
-    return [
-        f"{prefix}.{name}" if prefix else name
-        for prefix, child in module.named_modules(remove_duplicate=False)
-        for name in child._buffers
-        if name not in child._non_persistent_buffers_set
-    ]
+Entry = TypeVar("Entry")
 
 
-def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+def _named(
+    modules: Mapping[str, nn.Module], entries: Callable[[nn.Module], Mapping[str, Entry | None]]
+) -> Iterator[tuple[str, Entry]]:
+    """Yield what modules have, by its full name; what has two names comes twice."""
+    for prefix, child in modules.items():
+        for name, entry in entries(child).items():
+            if entry is not None:
+                yield (f"{prefix}.{name}" if prefix else name), entry
+
+
+def _owner(modules: Mapping[str, nn.Module], name: str) -> tuple[nn.Module, str]:
     parent, _, leaf = name.rpartition(".")
-    return module.get_submodule(parent), leaf
+    return modules[parent], leaf
 
 
-def _set(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    owner, leaf = _owner(module, name)
+def _set(modules: Mapping[str, nn.Module], name: str, tensor: torch.Tensor) -> None:
+    owner, leaf = _owner(modules, name)
     if leaf in owner._buffers:
         owner._buffers[leaf] = tensor
     else:
         owner._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
 
 
-def _missing_attributes(module: nn.Module, shard: Shard) -> list[str]:
+def _missing_attributes(modules: Mapping[str, nn.Module], shard: Shard) -> list[str]:
     """Return what is wrong with the attributes that the split sets."""
     problems: list[str] = []
-    modules = dict(module.named_modules(remove_duplicate=False))
     for name, values in shard.manifest.attributes.items():
         if name not in modules:
             problems.append(f"{name}: the split sets its attributes, but no module of the model")

@@ -15,32 +15,43 @@ from loader.meta import parameters_on_meta
 from manifests.errors import LoadError
 
 
-def build(folder: Path, name: str, dtype: torch.dtype, config_values: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Return a class of diffusers, built with its parameters on meta and its buffers real.
+def find_class(folder: Path, name: str) -> Any:  # noqa: ANN401
+    """Import and return a class of diffusers.
+
+    Raises:
+        LoadError: diffusers is not installed, or has no such model.
+    """
+    try:
+        import diffusers
+        from diffusers.models.modeling_utils import ModelMixin
+    except ImportError as error:
+        raise LoadError(f"{folder}: needs diffusers: pip install 'reshard[diffusers]'") from error
+    model_class = getattr(diffusers, name, None)
+    if ModelMixin not in getattr(model_class, "__mro__", ()):
+        raise LoadError(f"{folder}: diffusers {diffusers.__version__} has no model {name}")
+    return model_class
+
+
+def build(folder: Path, model_class: Any, dtype: torch.dtype, config_values: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Return a model of diffusers, built with its parameters on meta and its buffers real.
 
     Args:
         folder: The split, with the configuration.
-        name: The class.
+        model_class: The class.
         dtype: The default dtype while the class is built.
         config_values: Values that replace the configuration's.
 
     Raises:
-        LoadError: diffusers is not installed, or has no such model, or the class takes no such value.
+        LoadError: The class takes no such value, or the model is quantized.
     """
-    try:
-        import diffusers
-        from diffusers.models.modeling_utils import ModelMixin, no_init_weights
-    except ImportError as error:
-        raise LoadError(f"{folder}: needs diffusers: pip install 'reshard[diffusers]'") from error
-    model_class: Any = getattr(diffusers, name, None)
-    if ModelMixin not in getattr(model_class, "__mro__", ()):
-        raise LoadError(f"{folder}: diffusers {diffusers.__version__} has no model {name}")
+    from diffusers.models.modeling_utils import no_init_weights
+
     config = json.loads((folder / "config.json").read_text("utf-8"))
     if config.get("quantization_config") is not None:
         raise LoadError(f"{folder}: a quantized model is not built yet; use loader.open_shard for its tensors")
     for key, value in config_values.items():
         if key not in model_class._get_init_keys(model_class):
-            raise LoadError(f"{folder}: {name} takes no {key}")
+            raise LoadError(f"{folder}: {model_class.__name__} takes no {key}")
         config[key] = value
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -1,20 +1,22 @@
 """The group of ranks: starting it, and agreeing through its store that all can go on."""
 
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from manifests.errors import LoadError
-from manifests.manifest import Manifest, read_manifest
+from manifests.manifest import Manifest
+from manifests.runtime import RuntimeManifest
 
 
-def join_group(folder: Path, group: dist.ProcessGroup | None, device: torch.device) -> dist.ProcessGroup | None:
+def join_group(
+    manifest: RuntimeManifest | None, group: dist.ProcessGroup | None, device: torch.device
+) -> dist.ProcessGroup | None:
     """Return the group to compute in, started from torchrun's environment if there is none.
 
     Args:
-        folder: The split; its number of ranks is compared before a group is started.
+        manifest: The split's; its number of ranks is compared before a group is started. Not used if there is one.
         group: A group to use, or None for the default one.
         device: Decides the backend: gloo for a CPU, nccl for CUDA.
 
@@ -22,12 +24,11 @@ def join_group(folder: Path, group: dist.ProcessGroup | None, device: torch.devi
         The group; None in a process of its own, which a split for one rank needs only.
 
     Raises:
-        ManifestError: No group is started yet, and the folder holds no finished split.
         LoadError: No group is started yet, and the number of processes is not the split's number of ranks.
     """
-    if group is not None or dist.is_initialized():
+    if manifest is None or group is not None or dist.is_initialized():
         return group or dist.group.WORLD
-    expected = read_manifest(folder).world_size
+    expected = manifest.world_size
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started != expected:
         raise LoadError(
@@ -49,7 +50,7 @@ def kept(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
     return None if group is dist.group.WORLD else group
 
 
-def check_world_size(manifest: Manifest, group: dist.ProcessGroup | None) -> None:
+def check_world_size(manifest: Manifest | RuntimeManifest, group: dist.ProcessGroup | None) -> None:
     """Compare a split's number of ranks with the group's.
 
     Raises:

@@ -13,6 +13,7 @@ from loader.own import ReplacedForward, own_step, replace_forward
 from loader.steps import Sequence, Site, Step, make_step
 from manifests.errors import LoadError, PlanError
 from manifests.manifest import Manifest, Module
+from manifests.runtime import RuntimeManifest
 from manifests.strategy import Strategy
 from manifests.styles import STYLES, resolve_style
 
@@ -22,7 +23,9 @@ Handle = RemovableHandle | ReplacedForward
 _MARK = "_reshard_key"
 
 
-def install_hooks(module: nn.Module, manifest: Manifest, group: dist.ProcessGroup | None = None) -> list[Handle]:
+def install_hooks(
+    module: nn.Module, manifest: Manifest | RuntimeManifest, group: dist.ProcessGroup | None = None
+) -> list[Handle]:
     """Put the collectives around the forwards of a module's sub-modules.
 
     Args:
@@ -70,7 +73,7 @@ def check_fresh(module: nn.Module) -> None:
     _refuse_compiled(module)
 
 
-def check_group(manifest: Manifest, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def check_group(manifest: Manifest | RuntimeManifest, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """Return the group to compute in.
 
     Raises:
@@ -87,7 +90,8 @@ def check_group(manifest: Manifest, group: dist.ProcessGroup | None) -> dist.Pro
 
 def _refuse_compiled(module: nn.Module) -> None:
     for name, child in module.named_modules():
-        if hasattr(child, "_orig_mod") or getattr(child, "_compiled_call_impl", None) is not None:
+        # What a module has itself: looking further costs more than the rest of loading.
+        if "_orig_mod" in child._modules or child.__dict__.get("_compiled_call_impl") is not None:
             what = name or type(module).__name__
             raise LoadError(f"{what}: is compiled; hooks put on now would never fire: load first, then compile")
 

@@ -5,25 +5,40 @@ shard will bring. Which class of which library it is, the manifest says.
 """
 
 import logging
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 import xxhash
 
 from loader import diffusers_models, transformers_models
-from loader.attaching import attach
+from loader.attaching import Convert, attach
+from loader.dtypes import TORCH_DTYPES
 from loader.group import agree, check_world_size, join_group, kept
 from loader.guard import align_sampling, refuse_unsafe
 from loader.hooks import install_hooks
-from loader.mapping import TORCH_DTYPES
-from loader.shard import open_shard
+from loader.shard import Shard, begin_shard
+from loader.times import Times
+from loader.ways import Check, Way
 from manifests.errors import LoadError
-from manifests.manifest import Manifest, read_manifest
+from manifests.runtime import RuntimeManifest, read_runtime
 
-LIBRARIES = {"transformers": transformers_models, "diffusers": diffusers_models}
+
+class Library(Protocol):
+    """A library of models; each module of this kind has these functions."""
+
+    def find_class(self, folder: Path, name: str) -> Any:  # noqa: ANN401
+        """Import and return a class."""
+
+    def build(self, folder: Path, model_class: Any, dtype: torch.dtype, config_values: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Return a model, built with its parameters on meta and its buffers real."""
+
+    def converter(self, model: Any, dtype: torch.dtype) -> Convert:  # noqa: ANN401
+        """Return what converts a model's tensors."""
+
+
+LIBRARIES: dict[str, Library] = {"transformers": transformers_models, "diffusers": diffusers_models}
 
 _log = logging.getLogger(__name__)
 
@@ -34,18 +49,22 @@ def load_model(
     device: str | torch.device | None = None,
     group: dist.ProcessGroup | None = None,
     dtype: torch.dtype | str | None = None,
+    read: Way = "auto",
+    verify: Check = "auto",
     **config: Any,  # noqa: ANN401 - the configuration's own
 ) -> Any:  # noqa: ANN401 - the class that the manifest names
     """Load this process's rank of a split model of transformers or diffusers, ready to run.
 
-    Under torchrun the process group is started if there is none. On a CPU the parameters are mapped: no weight is read
-    before it is used.
+    Under torchrun the process group is started if there is none. On a CPU and a local disk the parameters are mapped:
+    no weight is read before it is used.
 
     Args:
         out: The folder of the split.
         device: Where to load; the CPU if not given.
         group: The ranks that compute together; the default group if not given.
         dtype: Converts the floating-point tensors to this dtype, which copies them; the stored dtypes if not given.
+        read: "mmap", "read" or "auto", as for `loader.open_shard`.
+        verify: "headers", "full" or "auto", as for `loader.open_shard`.
         config: Values that replace the configuration's (``attn_implementation="eager"``).
 
     Raises:
@@ -55,30 +74,40 @@ def load_model(
     """
     folder, device = Path(out), torch.device(device or "cpu")
     wanted = _named_dtype(dtype) if isinstance(dtype, str) else dtype
-    started = time.perf_counter()
-    group = join_group(folder, group, device)
-    manifest: Manifest | None = None
+    times = Times()
+    manifest = None if group is not None or dist.is_initialized() else read_runtime(folder)
+    group = join_group(manifest, group, device)
+    times.end("group")
+    shard: Shard | None = None
     try:
-        manifest = read_manifest(folder)
+        manifest = manifest or read_runtime(folder)
         check_world_size(manifest, group)
-        rank = dist.get_rank(group) if group is not None else 0
         check_carried(folder, manifest)
-        shard = open_shard(folder, rank, device)
-        opened = time.perf_counter()
-        model = build_model(folder, manifest, wanted or stored_dtype(manifest), dict(config))
-        built = time.perf_counter()
+        times.end("manifest")
+        rank = dist.get_rank(group) if group is not None else 0
+        shard = begin_shard(folder, manifest, rank, device, read, verify)
+        times.end("files")
+        model = build_model(folder, manifest, wanted or stored_dtype(manifest), dict(config), times)
+        times.end("class")
+        shard.finish()
+        times.end("reading")
         attach(model, shard, convert=LIBRARIES[manifest.model.library].converter(model, wanted) if wanted else None)
-        model.to(device)
+        if device.type != "cpu":
+            model.to(device)
+        times.end("parameters")
     except BaseException as error:
+        if shard is not None:
+            shard.stop()
         agree(group, manifest.key if manifest else "", f"{type(error).__name__}: {error}")
         raise
     agree(group, manifest.key)
+    times.end("other ranks")
     install_hooks(model, manifest, group)
     refuse_unsafe(model, folder)
     if group is not None:
         align_sampling(model, kept(group))
-    ready = time.perf_counter()
-    _log.info("opened %.3f s, built %.3f s, attached %.3f s", opened - started, built - opened, ready - built)
+    times.end("hooks")
+    _log.info("%s", times)
     return model
 
 
@@ -89,7 +118,7 @@ def _named_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def check_carried(folder: Path, manifest: Manifest) -> None:
+def check_carried(folder: Path, manifest: RuntimeManifest) -> None:
     """Compare the files that the model is built from with those that were carried over.
 
     Raises:
@@ -108,7 +137,7 @@ def check_carried(folder: Path, manifest: Manifest) -> None:
             )
 
 
-def stored_dtype(manifest: Manifest) -> torch.dtype:
+def stored_dtype(manifest: RuntimeManifest) -> torch.dtype:
     """Return the floating-point dtype that most of a split's elements have; float32 if none has one."""
     counts: dict[str, int] = {}
     for tensor in manifest.tensors.values():
@@ -117,7 +146,13 @@ def stored_dtype(manifest: Manifest) -> torch.dtype:
     return TORCH_DTYPES[max(counts, key=lambda name: counts[name])] if counts else torch.float32
 
 
-def build_model(folder: Path, manifest: Manifest, dtype: torch.dtype, config_values: dict[str, Any]) -> Any:  # noqa: ANN401
+def build_model(
+    folder: Path,
+    manifest: RuntimeManifest,
+    dtype: torch.dtype,
+    config_values: dict[str, Any],
+    times: Times,
+) -> Any:  # noqa: ANN401
     """Return the model's class, built with its parameters on meta and its buffers real.
 
     Raises:
@@ -125,13 +160,11 @@ def build_model(folder: Path, manifest: Manifest, dtype: torch.dtype, config_val
     """
     entry = manifest.model
     if entry.library not in LIBRARIES:
-        if manifest.layout == "checkpoint" and entry.type:
-            raise LoadError(
-                f"{folder}: holds the tensors of {entry.architecture or entry.type} as they are stored (layout "
-                "checkpoint), which its class does not have; split again with --layout runtime"
-            )
         raise LoadError(
             f"{folder}: {entry.architecture or 'no class named'}: not a split of a model of transformers or diffusers; "
             "build the module and use loader.attach and loader.install_hooks"
         )
-    return LIBRARIES[entry.library].build(folder, entry.architecture, dtype, config_values)
+    library = LIBRARIES[entry.library]
+    model_class = library.find_class(folder, entry.architecture)
+    times.end("imports")
+    return library.build(folder, model_class, dtype, config_values)

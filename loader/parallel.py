@@ -11,17 +11,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from loader.attaching import attach, check_fits
+from loader.dtypes import TORCH_DTYPES
 from loader.group import agree, kept
 from loader.guard import align_sampling, refuse_unsafe
 from loader.hooks import check_fresh, install_hooks
-from loader.mapping import TORCH_DTYPES
 from loader.shard import Shard
 from manifests.errors import LoadError
 from manifests.manifest import Manifest, Model, Source, Tensor, digest_of
 from manifests.placement import dim_runs
+from manifests.runtime import RuntimeTensor
 
 _DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items() if name != "F4"}
 
@@ -82,6 +82,9 @@ def _chosen_group(group: dist.ProcessGroup | None, tp: int | None) -> dist.Proce
 
 
 def _refuse_unsuitable(model: nn.Module) -> None:
+    # A second to import, and needed by nothing else here.
+    from torch.distributed.tensor import DTensor
+
     name = type(model).__name__
     config = getattr(model, "config", None)
     if getattr(config, "quantization_config", None) is not None or getattr(model, "is_quantized", False):
@@ -167,7 +170,7 @@ class _Part(Shard):
         return len(self.manifest.tensors)
 
 
-def _cut(whole: torch.Tensor, tensor: Tensor, rank: int) -> torch.Tensor:
+def _cut(whole: torch.Tensor, tensor: Tensor | RuntimeTensor, rank: int) -> torch.Tensor:
     """Return a rank's part of a tensor, in memory of its own where anything is left out."""
     # Not every dtype of one byte can be indexed; bytes can.
     part = whole.view(torch.uint8) if whole.element_size() == 1 else whole

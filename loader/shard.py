@@ -5,29 +5,56 @@ from pathlib import Path
 
 import torch
 
-from loader.mapping import MappedFile, torch_dtype, torch_shape
+from loader.dtypes import torch_dtype, torch_shape
+from loader.files import Opening, ShardFile
+from loader.ways import Check, Way, choose_check, choose_way
 from manifests.errors import LoadError
-from manifests.manifest import Manifest, read_manifest
+from manifests.manifest import Manifest
 from manifests.placement import local_shape
+from manifests.runtime import RuntimeManifest, read_runtime
+
+AnyManifest = Manifest | RuntimeManifest
+"""A manifest, or what a loader needs of one."""
 
 
 class Shard(Mapping[str, torch.Tensor]):
     """The tensors that one rank needs, each a view made when it is asked for.
 
     Attributes:
-        manifest: The split's manifest.
+        manifest: What a loader needs of the split's manifest.
         rank: The rank.
         device: Where the tensors are.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, rank: int, device: torch.device) -> None:
+    manifest: AnyManifest
+
+    def __init__(self, manifest: RuntimeManifest, rank: int, device: torch.device, opening: Opening) -> None:
         self.manifest = manifest
         self.rank = rank
         self.device = device
-        mine = [file for file in manifest.files if rank in file.owners]
-        files = [MappedFile(folder, file, manifest, device) for file in mine]
-        self._homes = {name: file for file in files for name in file.file.tensors}
+        self._opening = opening
+        self._homes: dict[str, ShardFile] = {}
+        try:
+            for file in manifest.files:
+                if rank in file.owners:
+                    opened = opening.open(file)
+                    self._homes |= dict.fromkeys(opened.extents, opened)
+        except BaseException:
+            opening.stop()
+            raise
         self._names = [name for name, tensor in manifest.tensors.items() if not tensor.unused]
+
+    def finish(self) -> None:
+        """Wait until all tensors are there; see `begin_shard`.
+
+        Raises:
+            LoadError: A file is not the one that was written.
+        """
+        self._opening.finish()
+
+    def stop(self) -> None:
+        """Give up what is being read; the tensors cannot be used then."""
+        self._opening.stop()
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self.manifest.tensors[name]
@@ -35,8 +62,7 @@ class Shard(Mapping[str, torch.Tensor]):
         if tensor.placement.partial and self.rank != 0:
             # It is rank 0's alone: zeros here, so that the sum over the ranks counts it once.
             return torch.zeros(torch_shape(tensor.dtype, shape), dtype=torch_dtype(tensor.dtype), device=self.device)
-        home = self._homes[name]
-        return home.tensor(tensor.dtype, shape, home.file.tensors[name])
+        return self._homes[name].tensor(name, tensor.dtype, shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -45,20 +71,45 @@ class Shard(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-def open_shard(out: str | Path, rank: int, device: str | torch.device = "cpu") -> Shard:
-    """Open a rank's files. No process group is needed, and on a CPU no weight is read.
+def open_shard(
+    out: str | Path,
+    rank: int,
+    device: str | torch.device = "cpu",
+    *,
+    read: Way = "auto",
+    verify: Check = "auto",
+) -> Shard:
+    """Open a rank's files. No process group is needed.
 
     Args:
         out: The folder of the split.
         rank: The rank, from 0.
         device: Where the tensors shall be.
+        read: "mmap" maps the files, and reads no weight before it is used; "read" reads them into memory, one
+            allocation for each; "auto" maps what is local and stays on the CPU (`loader.ways`).
+        verify: "headers" compares sizes and headers, "full" the hash of every tile before a tensor is given out;
+            "auto" compares the hashes of what is read, and the headers of what is mapped.
 
     Raises:
         ManifestError: The folder holds no finished split.
         LoadError: No such rank, or a file is not the one that was written.
     """
     folder = Path(out)
-    manifest = read_manifest(folder)
+    manifest = read_runtime(folder)
+    shard = begin_shard(folder, manifest, rank, torch.device(device), read, verify)
+    shard.finish()
+    return shard
+
+
+def begin_shard(
+    folder: Path, manifest: RuntimeManifest, rank: int, device: torch.device, read: Way, verify: Check
+) -> Shard:
+    """Open a rank's files, and go on while they are read; `Shard.finish` waits for it.
+
+    Raises:
+        LoadError: No such rank, or the size or header of a file is not that of the one that was written.
+    """
     if not 0 <= rank < manifest.world_size:
         raise LoadError(f"{folder}: was split for {manifest.world_size} ranks; there is no rank {rank}")
-    return Shard(folder, manifest, rank, torch.device(device))
+    way = choose_way(read, folder, device)
+    return Shard(manifest, rank, device, Opening(folder, manifest.key, device, way, choose_check(verify, way)))

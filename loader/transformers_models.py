@@ -13,26 +13,37 @@ IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 """Values that the class takes beside its configuration."""
 
 
-def build(folder: Path, name: str, dtype: torch.dtype, config_values: dict[str, Any]) -> Any:  # noqa: ANN401
-    """Return a class of transformers, built with its parameters on meta and its buffers real.
-
-    Args:
-        folder: The split, with the configuration.
-        name: The class.
-        dtype: The floating-point dtype that the class is told to have.
-        config_values: Values that replace the configuration's.
+def find_class(folder: Path, name: str) -> Any:  # noqa: ANN401
+    """Import and return a class of transformers, and with it nothing that its own modeling file does not import.
 
     Raises:
-        LoadError: transformers is not installed, or has no such class, or the configuration no such value.
+        LoadError: transformers is not installed, or has no such class.
     """
     try:
         import transformers
-        from transformers.initialization import no_init_weights
     except ImportError as error:
         raise LoadError(f"{folder}: needs transformers: pip install 'reshard[transformers]'") from error
     model_class = getattr(transformers, name, None)
     if model_class is None:
         raise LoadError(f"{folder}: transformers {transformers.__version__} has no class {name}")
+    return model_class
+
+
+def build(folder: Path, model_class: Any, dtype: torch.dtype, config_values: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Return a model of transformers, built with its parameters on meta and its buffers real.
+
+    Args:
+        folder: The split, with the configuration.
+        model_class: The class.
+        dtype: The floating-point dtype that the class is told to have.
+        config_values: Values that replace the configuration's.
+
+    Raises:
+        LoadError: The configuration has no such value, or is that of a quantized model.
+    """
+    import transformers
+    from transformers.initialization import no_init_weights
+
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     chosen = {key: config_values.pop(key) for key in IMPLEMENTATIONS if key in config_values}
     for key, value in config_values.items():

@@ -271,7 +271,9 @@ def decode_manifest(text: bytes, label: str = MANIFEST_NAME) -> Manifest:
     manifest = decode_as(Manifest, text, label)
     source = manifest.source
     read = [file.name for file in source.files]
-    check_names((*(file.name for file in manifest.files), *read, *manifest.carried, *filter(None, [source.index])), label)
+    check_names(
+        (*(file.name for file in manifest.files), *read, *manifest.carried, *filter(None, [source.index])), label
+    )
     return manifest
 
 

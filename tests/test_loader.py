@@ -86,7 +86,7 @@ def test_tensors_are_those_that_safetensors_reads(folder: Path, rank: int):
 def test_a_shard_is_a_mapping(folder: Path):
     shard = open_shard(folder, 1)
     assert (len(shard), shard.rank, shard.device) == (len(TENSORS), 1, torch.device("cpu"))
-    assert shard.manifest == read_manifest(folder)
+    assert shard.manifest.key == read_manifest(folder).key
     assert "up.weight" in shard
     assert "nothing" not in shard
     with pytest.raises(KeyError):

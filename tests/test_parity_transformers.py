@@ -80,7 +80,7 @@ EXPERTS = [
         "ernie4_5_vl_moe",
         "gpt_oss",
         "granitemoe",
-        "longcat_flash",
+        "lfm2_moe",
         "mixtral",
         "nemotron_h",
         "openai_privacy_filter",

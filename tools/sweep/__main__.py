@@ -6,6 +6,7 @@ What is there already is not run again, unless something that decides it has cha
 import argparse
 import fnmatch
 import json
+import shutil
 import sys
 import time
 from importlib.metadata import version
@@ -80,8 +81,6 @@ def forget_models(work: Path) -> None:
     """Remove the tiny models, if they would be made otherwise now."""
     mark = work / "models" / "key"
     if not mark.exists() or mark.read_text() != peer_key():
-        import shutil
-
         shutil.rmtree(work / "models", ignore_errors=True)
         mark.parent.mkdir(parents=True)
         mark.write_text(peer_key())
@@ -90,13 +89,10 @@ def forget_models(work: Path) -> None:
 def keep_peer(rows: list[Subject], store: Store, key: str) -> None:
     """Write what the peer did to the file that is committed."""
     names = [case.name for tp in (2, 4) for row in rows for case in cases_of(row, tp, peer=True)]
-    content = {
-        "transformers": version("transformers"),
-        "torch": version("torch"),
-        "key": key,
-        "records": {name: found._asdict() for name in sorted(names) if (found := store.get(name))},
-    }
-    PEER_FILE.write_text(json.dumps(content, indent=1) + "\n")
+    head = {"transformers": version("transformers"), "torch": version("torch"), "key": key}
+    kept = {name: found._asdict() for name in sorted(names) if (found := store.get(name))}
+    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(fields)}" for name, fields in kept.items())
+    PEER_FILE.write_text(f'{json.dumps(head)[:-1]}, "records": {{\n{lines}\n}}}}\n')
 
 
 def kept_peer() -> tuple[dict[str, Record], bool]:
@@ -108,14 +104,14 @@ def kept_peer() -> tuple[dict[str, Record], bool]:
 
 
 def tell(rows: list[Subject], options: argparse.Namespace, store: Store) -> int:
-    """Print how many are right; return 1 if one is not."""
+    """Print how many are right; return 1 if one of ours is not."""
     wrong = 0
     for tp in options.degrees:
         found = [store.get(case.name) for row in rows for case in cases_of(row, tp, peer=options.peer)]
         right = sum(entry is not None and entry.right for entry in found)
         wrong += len(found) - right
         print(f"tp {tp}: {right} of {len(found)} right")
-    return int(wrong > 0)
+    return int(wrong > 0 and not options.peer)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,8 @@ def subjects(work: Path) -> list[Subject]:
     """Return every type with a plan in the installed transformers, the variants and the composites."""
     planned = planned_types(work)
     rows = [Subject(name, STANDS.get(name, name), {}, experts) for name, experts in planned.items()]
-    rows += [Subject(name, model_type, values, planned[model_type]) for name, (model_type, values) in VARIANTS.items()]
+    for name, (model_type, values) in VARIANTS.items():
+        rows.append(Subject(name, model_type, values, planned[model_type] and values.get("enable_moe_block", True)))
     known = {row.name for row in rows}
     rows += [Subject(name, name, {}, composite_has_experts(name, planned)) for name in COMPOSITES if name not in known]
     return sorted(rows)
