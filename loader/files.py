@@ -17,7 +17,7 @@ from loader.tiles import STRETCH_NBYTES, Tile, check_in_memory, stretches_of
 from manifests.errors import CheckpointError, LoadError
 from manifests.header import read_header
 from manifests.manifest import TILE_NBYTES, Extent
-from manifests.runtime import RuntimeFile
+from manifests.runtime import RuntimeFile, RuntimeManifest
 
 THREADS = 4
 """Workers that read or hash: two keep a local disk busy, more hide the delays of a network."""
@@ -45,10 +45,10 @@ class Opening:
     """Opens the files of a rank; what is read is read by threads, from when it is opened until `finish`."""
 
     def __init__(
-        self, folder: Path, key: str, device: torch.device, way: Literal["mmap", "read"], hashed: bool
+        self, folder: Path, manifest: RuntimeManifest, device: torch.device, way: Literal["mmap", "read"], hashed: bool
     ) -> None:
         self._folder = folder
-        self._key = key
+        self._manifest = manifest
         self._device = device
         self._way = way
         self._hashed = hashed
@@ -64,8 +64,8 @@ class Opening:
             LoadError: It is not the file that was written.
         """
         path = self._folder / file.name
-        check_rank_file(path, file, self._key)
-        extents, nbytes = file.extents(), file.nbytes - file.data_offset
+        check_rank_file(path, file, self._manifest.key)
+        extents, nbytes = self._manifest.extents(file), file.nbytes - file.data_offset
         if nbytes == 0:
             return ShardFile(extents, torch.empty(0, dtype=torch.uint8, device=self._device))
         if self._way == "read":

@@ -160,6 +160,11 @@ def build_model(
     """
     entry = manifest.model
     if entry.library not in LIBRARIES:
+        if manifest.layout == "checkpoint" and entry.type:
+            raise LoadError(
+                f"{folder}: holds the tensors of {entry.architecture or entry.type} as they are stored (layout "
+                "checkpoint), which its class does not have; split again with --layout runtime"
+            )
         raise LoadError(
             f"{folder}: {entry.architecture or 'no class named'}: not a split of a model of transformers or diffusers; "
             "build the module and use loader.attach and loader.install_hooks"

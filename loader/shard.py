@@ -112,4 +112,4 @@ def begin_shard(
     if not 0 <= rank < manifest.world_size:
         raise LoadError(f"{folder}: was split for {manifest.world_size} ranks; there is no rank {rank}")
     way = choose_way(read, folder, device)
-    return Shard(manifest, rank, device, Opening(folder, manifest.key, device, way, choose_check(verify, way)))
+    return Shard(manifest, rank, device, Opening(folder, manifest, device, way, choose_check(verify, way)))

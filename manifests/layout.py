@@ -172,6 +172,11 @@ def _segment_spans(segment: Segment, place: _Place) -> Iterator[Span]:
     at, parts = place.get(first.on, (0, 1))
     mine = first.size // parts
     inner = list(_segment_spans(rest, place))
+    if inner == [(0, 0, rest.size)]:
+        # Nothing below is divided: one block, however many entries it has.
+        if mine:
+            yield at * mine * rest.size, 0, mine * rest.size
+        return
     inner_size = sum(length for _, _, length in inner)
     for i in range(mine):
         src, dst = (at * mine + i) * rest.size, i * inner_size

@@ -15,6 +15,7 @@ import xxhash
 
 from manifests.errors import ManifestError
 from manifests.layout import Mesh
+from manifests.lines import encode_in_lines
 from manifests.placement import REPLICATED, Placement
 from manifests.runs import Run
 
@@ -258,8 +259,8 @@ def digest_of(value: Any) -> str:  # noqa: ANN401 - anything that msgspec encode
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the bytes of ``manifest.json``, its digest filled in."""
-    blank = msgspec.structs.replace(manifest, digest="")
-    return msgspec.json.encode(msgspec.structs.replace(manifest, digest=digest_of(blank))) + b"\n"
+    head = encode_in_lines(msgspec.structs.replace(manifest, digest="")).removesuffix(b'"}')
+    return head + xxhash.xxh3_128_hexdigest(head + b'"}').encode() + _END
 
 
 def decode_manifest(text: bytes, label: str = MANIFEST_NAME) -> Manifest:
@@ -277,17 +278,23 @@ def decode_manifest(text: bytes, label: str = MANIFEST_NAME) -> Manifest:
     return manifest
 
 
-def decode_as(kind: type[Decoded], text: bytes, label: str) -> Decoded:
+def decode_as(kind: type[Decoded], text: bytes, label: str, part: bytes = b"") -> Decoded:
     """Return the manifest that the bytes hold, or that part of it which a type names, with ``format`` and ``version``.
 
     The digest is compared with the bytes themselves, so that whatever was left out was checked as well.
+
+    Args:
+        kind: The type.
+        text: The bytes.
+        label: How messages name them.
+        part: The part of the bytes that is decoded; all of them if empty.
 
     Raises:
         ManifestError: As `decode_manifest`; unknown fields are what the type makes of them.
     """
     try:
         with _collector_paused():
-            manifest = msgspec.json.decode(text, type=kind)
+            manifest = msgspec.json.decode(part or text, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
         with suppress(msgspec.MsgspecError, RecursionError):
             _check_stamp(msgspec.json.decode(text, type=_Stamp), label)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from manifests.lines import outline
 from manifests.manifest import (
     FORMAT,
     MANIFEST_NAME,
@@ -41,18 +42,19 @@ class RuntimeFile(msgspec.Struct, frozen=True):
     header: str
     tensors: msgspec.Raw
 
-    def extents(self) -> dict[str, Extent]:
-        """Return what the file holds, in order."""
-        return msgspec.json.decode(self.tensors, type=dict[str, Extent])
-
 
 class RuntimeManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A split, as a loader sees it: fields of `manifests.manifest.Manifest`."""
+    """A split, as a loader sees it: fields of `manifests.manifest.Manifest`.
+
+    Attributes:
+        lines: The lines of the manifest that are not decoded yet.
+    """
 
     format: str = FORMAT
     version: int = VERSION
     key: str
     world_size: int
+    layout: str
     model: Model
     tensors: dict[str, RuntimeTensor]
     files: tuple[RuntimeFile, ...]
@@ -60,6 +62,13 @@ class RuntimeManifest(msgspec.Struct, frozen=True, kw_only=True):
     modules: dict[str, Module]
     attributes: dict[str, dict[str, int]]
     carried: dict[str, str]
+    lines: tuple[memoryview, ...] = ()
+
+    def extents(self, file: RuntimeFile) -> dict[str, Extent]:
+        """Return what a file holds, in order."""
+        held = bytes(file.tensors)
+        text = self.lines[int(held)] if held.isdigit() else held
+        return msgspec.json.decode(text, type=dict[str, Extent])
 
 
 def read_runtime(folder: Path) -> RuntimeManifest:
@@ -68,7 +77,8 @@ def read_runtime(folder: Path) -> RuntimeManifest:
     Raises:
         ManifestError: The folder holds no finished split that this version reads.
     """
-    label = str(folder / MANIFEST_NAME)
-    manifest = decode_as(RuntimeManifest, read_text(folder), label)
+    label, text = str(folder / MANIFEST_NAME), read_text(folder)
+    short, lines = outline(text)
+    manifest = decode_as(RuntimeManifest, text, label, short)
     check_names((*(file.name for file in manifest.files), *manifest.carried), label)
-    return manifest
+    return msgspec.structs.replace(manifest, lines=tuple(lines))

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from reshard import __version__
+from reshard.processes import read_environment
 from reshard.usage import EXIT_CODES, ModelGroup, byte_size, options, print_json, whole_number
 
 _EPILOG = f"""\b
@@ -120,7 +121,14 @@ _output_options = options(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def main() -> None:
-    """Split the safetensors checkpoint MODEL, a folder or a hub id, into tensor-parallel rank files in OUT."""
+    """Split the safetensors checkpoint MODEL, a folder or a hub id, into tensor-parallel rank files in OUT.
+
+    Under torchrun all processes share the split; every other command is left to process 0.
+    """
+    ctx, processes = click.get_current_context(), read_environment()
+    if processes.follows and ctx.invoked_subcommand != "split":
+        click.echo(f"reshard: process {processes.rank}: leaves {ctx.invoked_subcommand} to process 0", err=True)
+        ctx.exit()
 
 
 @main.command(hidden=True, options_metavar="--tp N [-o OUT] [OPTIONS]")
@@ -146,17 +154,25 @@ def split(
 ) -> None:
     """Split the checkpoint MODEL, a folder or a hub id, for tensor parallelism."""
     started = perf_counter()
-    from reshard import lines, report, splitting
+    from reshard import lines, report, splitting, together
     from reshard.planning import default_output
 
+    processes = read_environment()
+    if dry_run and processes.follows:
+        return
     out = out if out is not None else default_output(model, tp, chosen["subfolder"])
     planned = splitting.plan(model, tp=tp, **chosen)
     facts = {"out": str(out), **report.build_split(planned)}
     if dry_run:
         _print_result(facts, lines.format_split(facts), as_json=as_json)
         return
-    with _progress("split", quiet=quiet) as progress:
-        splitting.carry_out(planned, out, force=force, jobs=jobs, progress=progress)
+    with _progress("split", quiet=quiet or processes.follows) as progress:
+        if processes.size > 1:
+            together.carry_out(planned, out, processes, force=force, jobs=jobs, progress=progress)
+        else:
+            splitting.carry_out(planned, out, force=force, jobs=jobs, progress=progress)
+    if processes.follows:
+        return
     facts["seconds"] = round(perf_counter() - started, 3)
     _print_result(facts, [str(out)], as_json=as_json)
     _print_summary(lines.format_split(facts), quiet=quiet or as_json)

@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from manifests.errors import OutputError
@@ -71,24 +71,70 @@ def staged(destination: Path, *, force: bool) -> Iterator[Path]:
     Raises:
         OutputError: The folder cannot be made, synced or renamed.
     """
+    staging = staging_path(destination, secrets.token_hex(6))
     destination = destination.absolute()
-    staging = destination.with_name(f".{destination.name}.partial-{secrets.token_hex(6)}")
+    with made(staging, destination):
+        yield staging
+        publish(staging, destination, force=force)
+
+
+def staging_path(destination: Path, token: str) -> Path:
+    """Return the hidden folder in which a destination is made; the token tells runs apart."""
+    destination = destination.absolute()
+    return destination.with_name(f".{destination.name}.partial-{token}")
+
+
+@contextmanager
+def made(staging: Path, destination: Path) -> Iterator[None]:
+    """Make the hidden folder; remove what is left of it at the end.
+
+    Raises:
+        OutputError: The folder cannot be made, or what the body does in it fails.
+    """
     try:
         staging.parent.mkdir(parents=True, exist_ok=True)
         staging.mkdir()
     except OSError as error:
         raise OutputError(f"{staging}: cannot be made: {error.strerror}") from error
     try:
-        yield staging
-        _publish(staging, destination, force=force)
-    except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        raise OutputError(f"{destination}: cannot be written: {error.strerror}{where}") from error
+        with writing(destination):
+            yield
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _publish(staging: Path, destination: Path, *, force: bool) -> None:
+@contextmanager
+def writing(destination: Path) -> Iterator[None]:
+    """Turn what the operating system refuses into an error that names the destination.
+
+    Raises:
+        OutputError: The body raised an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise OutputError(f"{destination}: cannot be written: {error.strerror}{where}") from error
+
+
+def take_away(staging: Path) -> None:
+    """Remove a hidden folder that another process may be about to publish: it is renamed first, so one of both fails.
+
+    Whoever publishes it afterwards finds nothing to rename; if it was published already, nothing is removed.
+    """
+    removed = staging.with_name(f"{staging.name}-{secrets.token_hex(6)}")
+    with suppress(OSError):
+        staging.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+
+
+def publish(staging: Path, destination: Path, *, force: bool) -> None:
+    """Give a finished folder the destination's name.
+
+    Raises:
+        OutputError: The destination exists, and is not to be replaced.
+        OSError: The folder cannot be synced or renamed.
+    """
     sync_folder(staging)
     if os.path.lexists(destination):
         if not force:

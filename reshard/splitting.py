@@ -23,6 +23,7 @@ from reshard.engine import Hashes, run_program
 from reshard.folder import LocalFolder
 from reshard.options import Options
 from reshard.planning import SplitPlan, default_output, locate, plan_split
+from reshard.program import Program
 from reshard.publish import check_apart, check_destination, create_sized, staged, sync_file, write_synced
 
 TotalProgress = Callable[[int, int], None]
@@ -115,16 +116,34 @@ def write_split(planned: SplitPlan, folder: Path, *, jobs: int = 2, progress: To
         CheckpointError: The source cannot be read, or changed while it was read.
         OutputError: A file cannot be written.
     """
-    paths = [folder / file.name for file in planned.files]
-    for path, file in zip(paths, planned.files, strict=True):
-        create_sized(path, file.header, file.nbytes)
-    sources = [file.path for file in planned.checkpoint.files if file.path is not None]
-    hashes = run_program(
-        planned.program, sources, paths, jobs=jobs, progress=counted(progress, planned.program.nbytes_read)
-    )
+    hashes = write_files(planned, planned.program, folder, jobs=jobs, progress=progress)
+    return write_manifest(planned, hashes, folder)
+
+
+def write_files(
+    planned: SplitPlan, program: Program, folder: Path, *, jobs: int = 2, progress: TotalProgress | None = None
+) -> Hashes:
+    """Write the files of a program, which is the split's or a share of it, and make their bytes durable.
+
+    Raises:
+        CheckpointError: The source cannot be read, or changed while it was read.
+        OutputError: A file cannot be written.
+    """
+    files = {file.name: file for file in planned.files}
+    paths = [folder / name for name in program.output_files]
+    for path in paths:
+        create_sized(path, files[path.name].header, files[path.name].nbytes)
+    places = {file.name: file.path for file in planned.checkpoint.files if file.path is not None}
+    sources = [places[name] for name in program.input_files]
+    hashes = run_program(program, sources, paths, jobs=jobs, progress=counted(progress, program.nbytes_read))
     for path in paths:
         sync_file(path)
     _check_unchanged(planned.checkpoint)
+    return hashes
+
+
+def write_manifest(planned: SplitPlan, hashes: Hashes, folder: Path) -> Manifest:
+    """Carry over the other files of the source and write the manifest, the last file of a split."""
     manifest = _build_manifest(planned, hashes, _carry(planned.checkpoint, folder))
     write_synced(folder / MANIFEST_NAME, encode_manifest(manifest))
     return manifest

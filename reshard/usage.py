@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from manifests import errors
+from reshard.processes import read_environment, speaking_as
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -104,7 +105,8 @@ class ModelGroup(click.Group):
             # A cancelled build cleans up as after Ctrl-C.
             signal.signal(number, signal.default_int_handler)
         try:
-            return super().invoke(ctx)
+            with speaking_as(read_environment()):
+                return super().invoke(ctx)
         except errors.ReshardError as error:
             _fail(ctx, type(error).__name__, str(error), error.exit_code, vars(error))
         except click.UsageError as error:

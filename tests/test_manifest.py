@@ -28,6 +28,7 @@ from manifests.manifest import (
 )
 from manifests.placement import Cut, Placement
 from manifests.runs import Run
+from manifests.runtime import read_runtime
 from tests.checkpoints import mentions
 
 HASH = "0123456789abcdef0123456789abcdef"
@@ -68,18 +69,18 @@ SMALL = Manifest(
 GOLDEN = (
     '{"format":"reshard","version":1,"key":"%s","world_size":2,"layout":"runtime",'
     '"model":{"library":"transformers","type":"llama","architecture":"LlamaForCausalLM"},'
-    '"source":{"files":[{"name":"model.safetensors","nbytes":200,"header":"%s",'
+    '"source":\n{"files":[{"name":"model.safetensors","nbytes":200,"header":"%s",'
     '"tensors":{"w":["F32",[4,2],0,["%s"]],"n":["F32",[],32,["%s"]]},"metadata":{"format":"pt"}}],'
-    '"index":"model.safetensors.index.json"},'
+    '"index":"model.safetensors.index.json"}\n,'
     '"plan":[{"pattern":"w","style":"colwise"},'
     '{"pattern":"v.*","style":"packed_colwise","blocks":[1,2],"dim":0}],'
     '"sizes":{"H":4},'
     '"tensors":{"a.w":{"dtype":"F32","shape":[4,2],'
     '"placement":{"cuts":[{"dim":0,"axis":"(4*)"}],"mesh":[["tp",2]]},'
-    '"parts":[{"source":"w","links":[[0,0,[[0,0,4,1,0,0]]],[null,1,[[0,1,1,1,0,0]]]]}]},'
+    '"parts":\n[{"source":"w","links":[[0,0,[[0,0,4,1,0,0]]],[null,1,[[0,1,1,1,0,0]]]]}]\n},'
     '"n":{"dtype":"F32","shape":[],"unused":true}},'
     '"files":[{"name":"rank-00000-of-00002.safetensors","owners":[0],"nbytes":4160,"data_offset":4096,"header":"%s",'
-    '"tensors":{"a.w":[0,16,["%s"]]}}],'
+    '"tensors":\n{"a.w":[0,16,["%s"]]}\n}],'
     '"ties":{"lm_head.weight":"a.w"},'
     '"modules":{"a":{"style":"rowwise","after":"all_reduce","axis":"(4*)"}},'
     '"attributes":{"a":{"groups":1}},"carried":{"config.json":"%s"},"digest":"%s"}\n'
@@ -96,7 +97,7 @@ def test_golden_bytes() -> None:
     assert digest == DIGEST
 
 
-DIGEST = "18aad5f7788e7b9b737ff00a37173f89"
+DIGEST = "beba2225abece7119d6bbb7932d6e2b2"
 
 
 def test_decoding_gives_back_what_was_encoded() -> None:
@@ -141,6 +142,43 @@ def test_what_is_no_manifest_of_this_version_is_refused(text: bytes, words: tupl
     with pytest.raises(ManifestError) as caught:
         decode_manifest(text, "out/manifest.json")
     assert mentions(caught.value, "out/manifest.json: ", *words)
+
+
+def test_what_is_long_is_on_lines_of_its_own() -> None:
+    lines = encode_manifest(SMALL).split(b"\n")
+    whole = json.loads(encode_manifest(SMALL))
+    long = [whole["source"], whole["tensors"]["a.w"]["parts"], whole["files"][0]["tensors"]]
+    assert [json.loads(line) for line in lines[1:6:2]] == long
+    # The last line feed is the end.
+    assert len(lines) == 8
+    assert lines[7] == b""
+
+
+def test_a_loader_decodes_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(encode_manifest(SMALL))
+    whole, part = read_manifest(tmp_path), read_runtime(tmp_path)
+    for name in ("key", "world_size", "model", "ties", "modules", "attributes", "carried"):
+        assert getattr(part, name) == getattr(whole, name)
+    for name, tensor in whole.tensors.items():
+        mine = part.tensors[name]
+        assert (mine.dtype, mine.shape, mine.placement, mine.unused) == (
+            tensor.dtype,
+            tensor.shape,
+            tensor.placement,
+            tensor.unused,
+        )
+    for mine, file in zip(part.files, whole.files, strict=True):
+        assert part.extents(mine) == file.tensors
+        for name in ("name", "owners", "nbytes", "data_offset", "header"):
+            assert getattr(mine, name) == getattr(file, name)
+
+
+def test_a_loader_sees_every_flipped_byte(tmp_path: Path) -> None:
+    text = encode_manifest(SMALL)
+    for at in range(len(text)):
+        (tmp_path / "manifest.json").write_bytes(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :])
+        with pytest.raises(ManifestError):
+            read_runtime(tmp_path)
 
 
 def test_a_text_nested_too_deep_is_refused() -> None:

@@ -20,7 +20,7 @@ from reshard import merge, plan, split, verify
 from reshard.placing import Resolution
 from reshard.pullback import pull_back
 from tests.checkpoints import LLAMA, count, mentions, save
-from tests.test_conversions_transformers import build, chosen
+from tests.test_conversions_transformers import UNEQUAL, build, chosen
 
 MIXTRAL = LLAMA | {
     "model_type": "mixtral",
@@ -295,6 +295,8 @@ def test_a_rank_has_what_transformers_saves_of_its_part_of_the_running_model(mod
 
     So the way from the running model to the stored layout is transformers' own.
     """
+    if model_type in UNEQUAL:
+        pytest.skip(UNEQUAL[model_type])
     model, folder, tp = build(model_type), tmp_path / "m", 2
     state = {name: x for name, x in model.state_dict().items() if x.is_floating_point()}
     for x in state.values():
