@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODELS := build/models
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install models demo test lint types sweep sweep-peer catalogue clean
+.PHONY: help install models demo test lint types sweep sweep-peer bench catalogue clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -39,6 +39,9 @@ sweep: $(INSTALLED) ## run a tiny model of every architecture at 2 and 4 ranks, 
 
 sweep-peer: $(INSTALLED) ## the same for transformers' own tensor parallelism, which the table shows beside
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.sweep --peer
+
+bench: $(INSTALLED) ## measure splitting, loading and decoding beside the peers (under 20 minutes), and write docs/bench.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench
 
 catalogue: $(INSTALLED) ## write the built-in plans anew from the installed transformers and diffusers
 	$(BIN)/python -m tools.export_catalogue

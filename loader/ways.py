@@ -34,10 +34,14 @@ def choose_way(read: str, folder: Path, device: torch.device) -> Literal["mmap",
         device: Where the tensors shall be.
 
     Raises:
-        LoadError: There is no such way.
+        LoadError: There is no such way, or not for such a device.
     """
     if read not in get_args(Way):
         raise LoadError(f"read {read!r}: must be one of {', '.join(get_args(Way))}")
+    if device.type not in ("cpu", "cuda"):
+        if read == "read":
+            raise LoadError(f"read 'read': is for a CPU and for CUDA, not for {device.type}; use 'mmap'")
+        return "mmap"
     if read != "auto":
         return "mmap" if read == "mmap" else "read"
     return "mmap" if device.type == "cpu" and not is_remote(file_system(folder)) else "read"

@@ -61,7 +61,7 @@ def _progress(label: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]
         yield show
 
 
-def _hush(ctx: click.Context, param: click.Parameter, quiet: bool) -> bool:
+def _hush(ctx: click.Context, param: click.Parameter | None, quiet: bool) -> bool:
     if quiet:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     return quiet
@@ -121,10 +121,8 @@ _output_options = options(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def main() -> None:
-    """Split the safetensors checkpoint MODEL, a folder or a hub id, into tensor-parallel rank files in OUT.
-
-    Under torchrun all processes share the split; every other command is left to process 0.
-    """
+    """Split the safetensors checkpoint MODEL, a folder or a hub id, into tensor-parallel rank files in OUT."""
+    # Under torchrun all processes share a split; every other command is left to process 0.
     ctx, processes = click.get_current_context(), read_environment()
     if processes.follows and ctx.invoked_subcommand != "split":
         click.echo(f"reshard: process {processes.rank}: leaves {ctx.invoked_subcommand} to process 0", err=True)
@@ -158,15 +156,17 @@ def split(
     from reshard.planning import default_output
 
     processes = read_environment()
-    if dry_run and processes.follows:
-        return
+    if processes.follows:
+        if dry_run:
+            return
+        quiet = _hush(click.get_current_context(), None, True)
     out = out if out is not None else default_output(model, tp, chosen["subfolder"])
     planned = splitting.plan(model, tp=tp, **chosen)
     facts = {"out": str(out), **report.build_split(planned)}
     if dry_run:
         _print_result(facts, lines.format_split(facts), as_json=as_json)
         return
-    with _progress("split", quiet=quiet or processes.follows) as progress:
+    with _progress("split", quiet=quiet) as progress:
         if processes.size > 1:
             together.carry_out(planned, out, processes, force=force, jobs=jobs, progress=progress)
         else:

@@ -191,7 +191,9 @@ class Meeting:
             yield
         except BaseException as error:
             on_failure()
-            failure = self._failure()
+            failure = None
+            with suppress(OutputError):
+                failure = self._failure()
             with suppress(OutputError):
                 self.post("error", failure or _describe(self._rank, error))
             self._part()

@@ -180,8 +180,8 @@ def _check_published(out: Path, key: str) -> None:
 def _interrupted_once(stopped: threading.Event) -> Iterator[Callable[[], object]]:
     """Let the first signal alone interrupt the body, and set the event; give what keeps even that from doing so.
 
-    torchrun passes on Ctrl-C, which the terminal has sent already: the second one must not end the cleaning up. After an
-    interruption signals stay ignored, as the process is about to end.
+    torchrun passes on Ctrl-C, which the terminal has sent already: the second one must not end the cleaning up. After
+    an interruption signals stay ignored, as the process is about to end.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -199,14 +199,14 @@ def _interrupted_once(stopped: threading.Event) -> Iterator[Callable[[], object]
         yield ignore
         return
     before = [signal.signal(number, interrupt) for number in numbers]
-    interrupted = True
+
+    def restore() -> None:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
     try:
         yield ignore
-        interrupted = False
     except Exception:
-        interrupted = False
+        restore()
         raise
-    finally:
-        if not interrupted:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
+    restore()

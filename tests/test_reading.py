@@ -136,6 +136,13 @@ def test_unknown_ways_and_checks(folder: Path):
     assert mentions(caught.value, "'all'", "auto, headers, full")
 
 
+def test_other_devices_get_a_copy_of_the_mapping(tmp_path: Path):
+    assert ways.choose_way("auto", tmp_path, torch.device("mps")) == "mmap"
+    with pytest.raises(LoadError) as caught:
+        ways.choose_way("read", tmp_path, torch.device("mps"))
+    assert mentions(caught.value, "not for mps", "'mmap'")
+
+
 MOUNTS = """22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw
 23 22 0:20 / /proc rw - proc proc rw
 30 22 0:45 / {mount} rw,relatime shared:7 master:2 - {kind} server:/export rw

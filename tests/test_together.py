@@ -16,13 +16,14 @@ import torch
 from manifests.errors import CheckpointError, ReshardError
 from manifests.manifest import Link
 from manifests.runs import Run, invert, numel, whole
-from reshard import plan, together
+from reshard import plan, together, verify
 from reshard.meeting import Meeting
 from reshard.processes import Processes, read_environment
 from reshard.program import Gather, Input, Move, Program, Scatter, identity_links
 from reshard.publish import publish, take_away
 from reshard.sharing import deal, restrict
 from tests.checkpoints import LLAMA, count, files_of, mentions, save_indexed
+from tests.hub_server import HubServer
 from tests.launching import ROOT
 from tests.test_split_merge import LAYERS, PLAN
 
@@ -114,7 +115,7 @@ def hidden(work: Path) -> list[str]:
 CASES: dict[str, tuple[int, list[str]]] = {
     "two": (2, MODEL),
     "three, files of 300 bytes": (3, [*MODEL, "--max-file-size", "300"]),
-    "more than files": (7, [*MODEL, "--layout", "checkpoint"]),
+    "more than files": (4, [*MODEL, "--tp", "2", "--layout", "checkpoint"]),
     "stacked experts": (2, ["moe", "--tp", "4"]),
     "stacked experts, three": (3, ["moe", "--tp", "4", "--self-contained"]),
     "divided experts": (2, ["moe", "--tp", "2", "--ep", "2"]),
@@ -214,6 +215,21 @@ def test_two_runs_at_once_to_two_destinations(work: Path) -> None:
     for processes in runs:
         assert [code for code, _, _ in finish(processes)] == [0, 0]
     assert files_of(work / "one") == files_of(work / "other") == alone(work, MODEL)
+
+
+def test_a_hub_id_is_downloaded_once(work: Path) -> None:
+    """The processes of one machine share its cache."""
+    server = HubServer()
+    server.add("org/m", work / "m")
+    place = {"HF_ENDPOINT": server.url, "HF_HOME": str(work / "home"), "HF_HUB_OFFLINE": "0"}
+    try:
+        ended = finish(start_all(work, ["org/m", *MODEL[1:], "-o", "out", "-q"], 2, **place))
+    finally:
+        server.close()
+    assert [(code, err) for code, _, err in ended] == [(0, ""), (0, "")]
+    downloaded = [sent.path for sent in server.weight_requests() if not sent.range]
+    assert len(downloaded) == len({*downloaded}) == 2
+    assert verify(work / "out").tensors == len(LAYERS[0] | LAYERS[1])
 
 
 def test_an_existing_destination(work: Path) -> None:
