@@ -136,10 +136,13 @@ def misfits(axis: Axis, mesh: Mesh) -> list[Factor]:
 def rank_runs(axis: Axis, mesh: Mesh, rank: int) -> Runs:
     """Return the part of the axis that a rank owns: runs from the whole axis into the rank's own.
 
-    Every factor must divide (see `misfits`). The local order is the order of the axis.
+    A factor that does not divide (see `misfits`) is divided as ``torch.chunk`` does it: the last parts are shorter, or
+    empty. The local order is the order of the axis.
 
     >>> rank_runs(packed_axis((4, 4)), (("tp", 2),), 1)
     (Run(src=2, dst=0, length=2, repeat=2, src_step=4, dst_step=2),)
+    >>> rank_runs(plain_axis(5), (("tp", 2),), 1)
+    (Run(src=3, dst=0, length=2, repeat=1, src_step=0, dst_step=0),)
     """
     sizes = mesh_sizes(mesh)
     place = {name: (at, sizes[name]) for name, at in {"tp": rank, **coordinates(mesh, rank)}.items()}
@@ -170,15 +173,17 @@ def _segment_spans(segment: Segment, place: _Place) -> Iterator[Span]:
         return
     first, rest = segment.factors[0], Segment(segment.factors[1:], segment.body)
     at, parts = place.get(first.on, (0, 1))
-    mine = first.size // parts
+    most = -(-first.size // parts)
+    begin = min(at * most, first.size)
+    mine = min(most, first.size - begin)
     inner = list(_segment_spans(rest, place))
     if inner == [(0, 0, rest.size)]:
         # Nothing below is divided: one block, however many entries it has.
         if mine:
-            yield at * mine * rest.size, 0, mine * rest.size
+            yield begin * rest.size, 0, mine * rest.size
         return
     inner_size = sum(length for _, _, length in inner)
     for i in range(mine):
-        src, dst = (at * mine + i) * rest.size, i * inner_size
+        src, dst = (begin + i) * rest.size, i * inner_size
         for inner_src, inner_dst, length in inner:
             yield src + inner_src, dst + inner_dst, length

@@ -22,11 +22,13 @@ class Wanted(NamedTuple):
         dim: The dimension.
         axis: The logical axis that it runs along.
         unit: Elements of the axis that one entry stands for.
+        shorter: Whether the last rank's part may be shorter than the others'; none may be empty.
     """
 
     dim: int
     axis: Axis
     unit: int = 1
+    shorter: bool = False
 
 
 class Demand(NamedTuple):
@@ -155,11 +157,18 @@ def failing(demands: list[Demand], world: World) -> list[Demand]:
 
 
 def _divides(demand: Demand, mesh: Mesh) -> bool:
-    if prod(size for _, size in mesh) == 1:
+    if _size(mesh) == 1:
         return True
-    if any(misfits(cut.axis, mesh) for cut in demand.cuts):
+    if any(misfits(cut.axis, mesh) and not cut.shorter for cut in demand.cuts):
         return False
-    return dim_runs(demand.placed(mesh), demand.dtype, demand.shape, 0) is not None
+    parts = [dim_runs(demand.placed(mesh), demand.dtype, demand.shape, rank) for rank in (0, _size(mesh) - 1)]
+    return None not in parts and not any(
+        cut.shorter and not part[cut.dim] for part in parts if part for cut in demand.cuts
+    )
+
+
+def _size(mesh: Mesh) -> int:
+    return prod(size for _, size in mesh)
 
 
 def by_shape(demands: Iterable[Demand]) -> dict[str, list[Demand]]:

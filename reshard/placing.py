@@ -167,6 +167,7 @@ class _Resolver:
             placements[demand.name] = demand.placed(mesh or self.world.plain_mesh)
             self._check_summed(demand, placements[demand.name])
         self._check_ties(placements)
+        self._note_shorter(demands.values())
         return Resolution(
             tensors={
                 name: Tensor(tensor.dtype, tensor.shape, placements.get(name, REPLICATED), tensor.parts, tensor.unused)
@@ -248,7 +249,12 @@ class _Resolver:
         axis = self.axes.find(rule, style, name if direct else module, reference, size)
         dim = _dim(rule, style, tensor, name)
         unit = self._unit(tensor, dim, axis, name)
-        return None if unit is None else Wanted(dim, axis, unit)
+        return None if unit is None else Wanted(dim, axis, unit, self._is_vocabulary(style, module, size))
+
+    def _is_vocabulary(self, style: Style, module: str, size: int) -> bool:
+        """Tell whether a dimension is the vocabulary, whose parts the steps take at any length: it may be odd."""
+        looked_up, joined = style.before == "mask_ids", style.contiguous and style.after == "all_gather"
+        return looked_up or (joined and size == self.axes.sizes_in(module)("vocab_size"))
 
     def _weight_of(self, module: str, name: str) -> str:
         weight = f"{module}.weight"
@@ -341,9 +347,14 @@ class _Resolver:
         lines = tuple(describe(kind, group, demands, self.world) for kind, group in kinds.items())
         known = ", ".join(f"{name} {value}" for name, value in sorted(self.model.sizes.consulted.items()))
         ep = f" with ep {self.world.experts}" if self.world.experts > 1 else ""
+        counts = {cut.axis.size for demand in unsatisfied for cut in demand.cuts if cut.axis.mesh_axes() == {"ep"}}
+        uneven = [str(count) for count in sorted(counts) if count % self.world.experts]
+        advice = (
+            f"ep must divide the {' and '.join(uneven)} experts" if uneven else f"tp {shown_degrees(allowed)} would do"
+        )
         raise DegreeError(
             f"{self.plan.label}: tp {self.world.size}{ep} does not divide this model{f' ({known})' if known else ''}; "
-            f"tp {shown_degrees(allowed)} would do\n" + "\n".join(f"  {line}" for line in lines),
+            f"{advice}\n" + "\n".join(f"  {line}" for line in lines),
             misfits=lines,
             allowed=allowed,
         )
@@ -360,6 +371,14 @@ class _Resolver:
                 f"{self.plan.label}: {demand.name}: {rule.style} adds up the ranks' parts, and {axis} has "
                 f"{len(parts)} for {self.world.size} ranks, copies among them; divide it over kv and rep"
             )
+
+    def _note_shorter(self, demands: Iterable[Demand]) -> None:
+        for demand in demands:
+            for cut in demand.cuts:
+                if cut.shorter and cut.axis.size % self.world.size:
+                    most = -(-cut.axis.size // self.world.size)
+                    last = cut.axis.size - most * (self.world.size - 1)
+                    self.notes[f"{demand.name}: {most} of {cut.axis.size} rows a rank, {last} on the last"] = None
 
     def _check_ties(self, placements: Mapping[str, Placement]) -> None:
         for name, source in self.model.ties.items():

@@ -89,11 +89,12 @@ def test_ep_that_is_no_divisor_is_refused(tmp_path: Path, tp: int, ep: int, word
     assert mentions(caught.value, *words)
 
 
-def test_more_parts_than_experts_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ep", [3, 8])
+def test_parts_that_do_not_divide_the_experts_are_refused(tmp_path: Path, ep: int) -> None:
     folder = save(tmp_path / "m", TENSORS)
     with pytest.raises(DegreeError) as caught:
-        plan(folder, tp=8, experts=8, plan=PLAN)
-    assert mentions(caught.value, "moe.experts.down_proj", "4@ep", "ep 8")
+        plan(folder, tp=ep, experts=ep, plan=PLAN)
+    assert mentions(caught.value, "moe.experts.down_proj", "4@ep", f"ep {ep}", "ep must divide the 4 experts")
 
 
 def test_experts_that_no_rule_divides_are_copied(tmp_path: Path) -> None:

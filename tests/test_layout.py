@@ -11,7 +11,7 @@ from torch import Tensor, cat
 
 from manifests.expression import parse_axis
 from manifests.layout import Axis, Factor, Mesh, Segment, coordinates, misfits, packed_axis, plain_axis, rank_runs
-from manifests.runs import invert, numel
+from manifests.runs import expand, invert, numel
 from tests.copying import apply, positions
 
 # Sizes have no factor in common with each other beyond what divides the ranks, so that no two layouts agree by chance.
@@ -236,3 +236,14 @@ def test_a_regular_division_is_few_runs_whatever_the_sizes() -> None:
     assert len(runs) == 1
     assert numel(runs) == 2 * 14336 // 8
     assert len(rank_runs(parse_axis("(256, 1408*)"), (("tp", 2),), 0)) == 1
+
+
+@pytest.mark.parametrize("size", [1, 4, 5, 7, 8, 99])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_what_does_not_divide_is_divided_as_torch_chunk_does(size: int, ranks: int) -> None:
+    chunks = [chunk.tolist() for chunk in torch.arange(size).chunk(ranks)]
+    chunks += [[]] * (ranks - len(chunks))
+    mesh = (("tp", ranks),)
+    for rank, expected in enumerate(chunks):
+        spans = expand(rank_runs(plain_axis(size), mesh, rank))
+        assert [src + i for src, _, length in spans for i in range(length)] == expected

@@ -117,6 +117,9 @@ FEW_HEADS = [
     # Groups of 4 heads, of which a rank has 2; and one group for all ranks.
     *(Case(f"{name}-8-to-2", name, values={"num_attention_heads": 8}) for name in ("llama", "phi3")),
     *(Case(f"{name}-4-to-1", name, values={"num_key_value_heads": 1}) for name in ("llama", "phi3")),
+    # A vocabulary that does not divide: 25 rows on three ranks, 24 on the last.
+    Case("llama-99", "llama", values={"vocab_size": 99, "tie_word_embeddings": True}),
+    Case("granite-99", "granite", values={"vocab_size": 99, "tie_word_embeddings": False}),
     # Experts over 2 ranks, each over 2.
     *(Case(f"{name}-ep2", name, experts=2) for name in ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")),
 ]

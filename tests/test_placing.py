@@ -667,3 +667,24 @@ def test_a_layout_may_be_given_by_the_size_of_a_sibling(tmp_path: Path) -> None:
         mine = of_rank(tmp_path / "out", rank, 4)
         assert mine["attn.q.weight"][2] == raw(q.chunk(4)[rank])
         assert mine["attn.k.weight"][2] == raw(k.chunk(2)[rank // 2])
+
+
+def test_a_vocabulary_may_be_odd(tmp_path: Path) -> None:
+    """Its steps take parts of any length; other dimensions must divide, and no rank is left without rows."""
+    embed, head = count(7, 4), count(7, 4, start=100)
+    folder = save(
+        tmp_path / "m", {"embed.weight": embed, "head.weight": head, "h.weight": head.clone()}, {"vocab_size": 7}
+    )
+    rules = {"embed": "embedding_rowwise", "head": "colwise_gather_output"}
+    made = plan(folder, tp=2, plan=rules)
+    assert [note for note in made.resolution.notes if "embed.weight: 4 of 7 rows a rank, 3 on the last" in note]
+    split(folder, tmp_path / "out", tp=2, plan=rules)
+    for rank in range(2):
+        mine = of_rank(tmp_path / "out", rank, 2)
+        assert mine["embed.weight"][2] == raw(embed.chunk(2)[rank])
+        assert mine["head.weight"][2] == raw(head.chunk(2)[rank])
+    merge(tmp_path / "out", tmp_path / "back")
+    assert (tmp_path / "back/model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    for rule, tp in (({"h": "colwise"}, 2), ({"embed": "embedding_rowwise"}, 6)):
+        with pytest.raises(DegreeError):
+            plan(folder, tp=tp, plan=rule)

@@ -5,11 +5,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.functional import pad
 
 from loader.steps.collectives import collectable, gathered, summed
 from loader.steps.inputs import InputNames
 from loader.steps.site import Inputs, Site, Step
 from manifests.errors import LoadError
+from manifests.placement import bound_axis
 
 
 def all_reduce(site: Site) -> Step:
@@ -27,13 +29,24 @@ def all_reduce(site: Site) -> Step:
 
 
 def all_gather(site: Site) -> Step:
-    """Return the step that joins the ranks' features."""
+    """Return the step that joins the ranks' features; those of the last rank may be fewer."""
     world_size, group = site.world_size, site.group
+    size = bound_axis(site.entry.axis).size if site.entry.axis else 0
+    most = -(-size // world_size)
+    if size == most * world_size:
 
-    def after(module: nn.Module, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        return gathered(collectable(module, output), -1, world_size, group)
+        def after(module: nn.Module, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+            return gathered(collectable(module, output), -1, world_size, group)
 
-    return Step(after=after)
+        return Step(after=after)
+
+    _, mine, _ = site.owned_range()
+
+    def after_shorter(module: nn.Module, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        filled = pad(collectable(module, output), (0, most - mine))
+        return gathered(filled, -1, world_size, group).narrow(-1, 0, size)
+
+    return Step(after=after_shorter)
 
 
 def slice_input(site: Site) -> Step:
