@@ -13,7 +13,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "check": "reshard.checking",
+    "check": "reshard.checks.checking",
     "plan": "reshard.splitting",
     "split": "reshard.splitting",
     "verify": "reshard.verifying",

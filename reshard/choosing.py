@@ -6,7 +6,6 @@ from pathlib import Path
 from manifests.errors import PlanError
 from manifests.expression import Lookup
 from manifests.manifest import Rule
-from reshard import recipe
 from reshard.catalogue import (
     Architecture,
     built_in_plan,
@@ -16,12 +15,13 @@ from reshard.catalogue import (
     model_types,
 )
 from reshard.catalogue.diffusers import check_names, class_names
-from reshard.checkpoint import Checkpoint
 from reshard.options import Options
 from reshard.placing import RuntimeTensor
 from reshard.planfile import build_plan, read_plan
 from reshard.plans import Matcher, Plan, anchor_rules
+from reshard.recipes import recipe
 from reshard.sizes import scoped_sizes
+from reshard.sources.checkpoint import Checkpoint
 
 
 def choose_architecture(checkpoint: Checkpoint, options: Options) -> Architecture | None:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from reshard import __version__
-from reshard.processes import read_environment
+from reshard.torchrun.processes import read_environment
 from reshard.usage import EXIT_CODES, ModelGroup, byte_size, options, print_json, whole_number
 
 _EPILOG = f"""\b
@@ -152,8 +152,9 @@ def split(
 ) -> None:
     """Split the checkpoint MODEL, a folder or a hub id, for tensor parallelism."""
     started = perf_counter()
-    from reshard import lines, report, splitting, together
+    from reshard import lines, report, splitting
     from reshard.planning import default_output
+    from reshard.torchrun import together
 
     processes = read_environment()
     if processes.follows:
@@ -207,9 +208,9 @@ def plan(model: str, tp: int, program: bool, quiet: bool, as_json: bool, **chose
 def check(model: str, tp: int, tiny: bool, tokens: int, quiet: bool, as_json: bool, **chosen: Any) -> None:  # noqa: ANN401
     """Run MODEL in one process and in N, and name the first module that differs."""
     from manifests.errors import CheckError
-    from reshard import checking
+    from reshard.checks import checking
+    from reshard.checks.verdict import format_check
     from reshard.lines import human_bytes
-    from reshard.verdict import format_check
 
     with _progress("split", quiet=quiet) as progress:
         facts = checking.check(model, tp=tp, tiny=tiny, tokens=tokens, progress=progress, **chosen)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from manifests.errors import CheckpointError, PlanError
-from reshard.checkpoint import load_json_object
 from reshard.plans import Plan, build_rule
+from reshard.sources.checkpoint import load_json_object
 
 _TABLES = {"plan", "experts", "sizes", "attributes"}
 

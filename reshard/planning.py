@@ -10,17 +10,17 @@ from manifests.manifest import TILE_NBYTES, VERSION, Model, Rule, Tensor, digest
 from manifests.styles import resolve_style
 from reshard import placing
 from reshard.catalogue import Architecture
-from reshard.checkpoint import Checkpoint, open_checkpoint
 from reshard.choosing import build_tensors, choose_architecture, choose_plan
-from reshard.folder import Folder, LocalFolder
 from reshard.moves import Place, build_input, build_program, split_moves
 from reshard.options import Options, check_options
 from reshard.placing import Resolution, check_degree
 from reshard.plans import Plan
 from reshard.program import Program, check_program
-from reshard.pullback import in_stored_order, is_as_stored, pull_back
 from reshard.rankfile import FileOptions, PlannedFile, plan_files
+from reshard.recipes.pullback import in_stored_order, is_as_stored, pull_back
 from reshard.sizes import ScopedSizes, scoped_sizes
+from reshard.sources.checkpoint import Checkpoint, open_checkpoint
+from reshard.sources.folder import Folder, LocalFolder
 from reshard.ties import find_ties
 
 MAX_RANKS = 1 << 16
@@ -84,8 +84,8 @@ def locate(model: str | Path, options: Options) -> Folder:
         return LocalFolder(path / options.subfolder if options.subfolder else path)
     if path.is_file():
         raise CheckpointError(f"{model}: no such folder: it is a file; MODEL is the folder that holds it")
-    from reshard.hub import is_repo_id
-    from reshard.hub import locate as locate_repo
+    from reshard.sources.hub import is_repo_id
+    from reshard.sources.hub import locate as locate_repo
 
     if path.exists() or not is_repo_id(str(model)):
         raise CheckpointError(f"{model}: no such folder, and not a hub id (org/name)")

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 from manifests.errors import CheckpointError
 from manifests.header import StoredTensor
 from reshard import placing
-from reshard.checkpoint import Checkpoint, SourceTensor
 from reshard.choosing import choose_architecture, choose_plan
-from reshard.folder import LocalFolder, WeightFile
 from reshard.options import Options
 from reshard.placing import Resolution, RuntimeTensor, check_degree
 from reshard.planning import model_sizes
 from reshard.plans import Plan
+from reshard.sources.checkpoint import Checkpoint, SourceTensor
+from reshard.sources.folder import LocalFolder, WeightFile
 
 
 class ResolvedModel(NamedTuple):

@@ -18,13 +18,13 @@ from manifests.manifest import (
     SplitFile,
     encode_manifest,
 )
-from reshard.checkpoint import Checkpoint
 from reshard.engine import Hashes, run_program
-from reshard.folder import LocalFolder
 from reshard.options import Options
 from reshard.planning import SplitPlan, default_output, locate, plan_split
 from reshard.program import Program
 from reshard.publish import check_apart, check_destination, create_sized, staged, sync_file, write_synced
+from reshard.sources.checkpoint import Checkpoint
+from reshard.sources.folder import LocalFolder
 
 TotalProgress = Callable[[int, int], None]
 """Called with the bytes finished so far and their total."""

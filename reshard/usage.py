@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from manifests import errors
-from reshard.processes import read_environment, speaking_as
+from reshard.torchrun.processes import read_environment, speaking_as
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}

@@ -26,7 +26,7 @@ from reshard.catalogue import (
     model_types,
     ours,
 )
-from reshard.recipe import runtime_tensors
+from reshard.recipes.recipe import runtime_tensors
 from reshard.sizes import Sizes, scoped_sizes
 from reshard.ties import is_tied
 from tests.checkpoints import count, mentions, save

@@ -12,12 +12,12 @@ import torch
 from click.testing import CliRunner, Result
 
 from manifests.errors import DegreeError, LoadError, PlanError
-from reshard.checking import Wanted, check, check_all
+from reshard.checks.checking import Wanted, check, check_all
+from reshard.checks.verdict import format_check
 from reshard.cli import main
-from reshard.folder import LocalFolder
 from reshard.options import Options
 from reshard.planning import plan_split
-from reshard.verdict import format_check
+from reshard.sources.folder import LocalFolder
 
 SMOLLM2 = Path(__file__).parent.parent / "build" / "models" / "smollm2"
 VOCABULARY = 96

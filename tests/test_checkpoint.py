@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from manifests.errors import CheckpointError
 from reshard import plan
-from reshard.checkpoint import Checkpoint, open_checkpoint
-from reshard.folder import LocalFolder
+from reshard.sources.checkpoint import Checkpoint, open_checkpoint
+from reshard.sources.folder import LocalFolder
 from tests.checkpoints import count, mentions, save, save_indexed
 
 A, B = {"model.a.weight": count(4, 4)}, {"model.b.weight": count(4, 4, start=50)}

@@ -465,7 +465,7 @@ def test_errors_in_json(model):
     error = json.loads(degree.stderr)["error"]
     assert (error["kind"], error["exit_code"], degree.exit_code) == ("DegreeError", 4, 4)
     assert error["allowed"] == [1, 2, 4]
-    assert len(error["misfits"]) == 9
+    assert len(error["misfits"]) == 7
     for args in (("tiny",), ("tiny", "--tp", "x"), ("verfy",), ("show",), ("--tp", "2")):
         usage = reshard(*args, "--json")
         error = json.loads(usage.stderr)["error"]

@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 from manifests.manifest import Part
 from reshard import merge, split, verify
 from reshard.catalogue import exported
-from reshard.checkpoint import open_checkpoint
 from reshard.choosing import build_tensors, choose_architecture
-from reshard.folder import LocalFolder
 from reshard.options import Options
 from reshard.placing import RuntimeTensor
+from reshard.sources.checkpoint import open_checkpoint
+from reshard.sources.folder import LocalFolder
 from tests.carrying import carry_out
 from tools.sweep.tiny import tiny_model
 

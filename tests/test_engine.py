@@ -19,9 +19,9 @@ from manifests.placement import PARTIAL, REPLICATED, Cut, Mesh, Placement
 from manifests.runs import Run, whole
 from reshard import engine, tiles
 from reshard.engine import bands, run_program
-from reshard.lazy import Lazy, concatenate, stack
 from reshard.moves import Place, build_input, build_program, merge_moves, split_moves
 from reshard.program import Gather, Input, Move, Program, Scatter, check_program
+from reshard.recipes.lazy import Lazy, concatenate, stack
 from tests.checkpoints import mentions
 
 CELLS = {"U8": (1, 1), "BF16": (1, 2), "F32": (1, 4), "C64": (1, 8), "F4": (2, 1), "F6_E3M2": (4, 3)}

@@ -13,9 +13,9 @@ from huggingface_hub.utils import close_session
 from safetensors.numpy import save_file
 
 from manifests.errors import CheckpointError
-from reshard.checkpoint import open_checkpoint
-from reshard.folder import LocalFolder
-from reshard.hub import FIRST_NBYTES, HubFolder, cached_folder, download, is_repo_id, locate
+from reshard.sources.checkpoint import open_checkpoint
+from reshard.sources.folder import LocalFolder
+from reshard.sources.hub import FIRST_NBYTES, HubFolder, cached_folder, download, is_repo_id, locate
 from tests.hub_server import HubServer, Reply
 
 REPO = "org/model"
@@ -121,7 +121,7 @@ def test_repo_ids(text: str, valid: bool) -> None:
 
 
 def test_import_is_cheap() -> None:
-    code = "import sys, reshard.hub; sys.exit('huggingface_hub' in sys.modules)"
+    code = "import sys, reshard.sources.hub; sys.exit('huggingface_hub' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -430,7 +430,7 @@ def test_errors_are_chained(hub: HubServer) -> None:
 
 def test_mirror_home_and_offline_come_from_the_environment(hub: HubServer, tmp_path: Path) -> None:
     code = (
-        "from reshard.hub import locate\n"
+        "from reshard.sources.hub import locate\n"
         f"folder = locate({REPO!r}, 'main', 'transformer')\n"
         "if hasattr(folder, 'download'):\n"
         "    folder.download(['config.json'])\n"

@@ -12,7 +12,7 @@ from manifests.errors import CheckpointError, PlanError
 from manifests.manifest import Link, Part
 from manifests.runs import Run
 from reshard.catalogue.architecture import Converter
-from reshard.lazy import (
+from reshard.recipes.lazy import (
     Lazy,
     chunk,
     concatenate,
@@ -25,7 +25,7 @@ from reshard.lazy import (
     transpose,
     unstack,
 )
-from reshard.operations import Tensors, Work, apply
+from reshard.recipes.operations import Tensors, Work, apply
 from tests.carrying import carry_out
 from tests.checkpoints import count, mentions
 

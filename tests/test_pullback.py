@@ -18,7 +18,7 @@ from manifests.placement import PARTIAL, REPLICATED, Cut, Placement
 from manifests.runs import Run
 from reshard import merge, plan, split, verify
 from reshard.placing import Resolution
-from reshard.pullback import pull_back
+from reshard.recipes.pullback import pull_back
 from tests.checkpoints import LLAMA, count, mentions, save
 from tests.test_conversions_transformers import UNEQUAL, build, chosen
 

@@ -17,7 +17,7 @@ from manifests.manifest import Part
 from reshard import merge, plan, split, verify
 from reshard.catalogue.architecture import Architecture, Converter, Rename
 from reshard.placing import RuntimeTensor
-from reshard.recipe import runtime_tensors
+from reshard.recipes.recipe import runtime_tensors
 from tests.checkpoints import LLAMA, count, mentions, of_rank, raw, save, save_indexed
 
 EXPERTS = 11

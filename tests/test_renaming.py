@@ -10,7 +10,7 @@ import pytest
 
 from manifests.errors import PlanError
 from reshard.catalogue.architecture import Converter, Rename
-from reshard.renaming import Renamer, stored_order
+from reshard.recipes.renaming import Renamer, stored_order
 
 SCOPES = [None, ("", ""), ("", "model"), ("language_model", ""), ("language_model", "model"), ("tower.text", "model")]
 """(scope, base) of a sub-model; None for the whole."""

@@ -16,12 +16,13 @@ import torch
 from manifests.errors import CheckpointError, ReshardError
 from manifests.manifest import Link
 from manifests.runs import Run, invert, numel, whole
-from reshard import plan, together, verify
-from reshard.meeting import Meeting
-from reshard.processes import Processes, read_environment
+from reshard import plan, verify
 from reshard.program import Gather, Input, Move, Program, Scatter, identity_links
 from reshard.publish import publish, take_away
-from reshard.sharing import deal, restrict
+from reshard.torchrun import together
+from reshard.torchrun.meeting import Meeting
+from reshard.torchrun.processes import Processes, read_environment
+from reshard.torchrun.sharing import deal, restrict
 from tests.checkpoints import LLAMA, count, files_of, mentions, save_indexed
 from tests.hub_server import HubServer
 from tests.launching import ROOT

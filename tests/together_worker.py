@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from manifests.errors import OutputError
-from reshard import cli, meeting, together
+from reshard import cli
+from reshard.torchrun import meeting, together
 
 meeting.START_LIMIT_S = float(os.environ.get("START_LIMIT_S", "30"))
 meeting.FOLLOW_GRACE_S = 1.0

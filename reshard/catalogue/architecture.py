@@ -40,7 +40,7 @@ class Rename(NamedTuple):
 
 
 Operation = tuple[Any, ...]
-"""An operation's name and its arguments; see `reshard.operations`."""
+"""An operation's name and its arguments; see `reshard.recipes.operations`."""
 
 
 class Converter(NamedTuple):

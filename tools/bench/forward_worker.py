@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tools.bench.ranks import Job, serve
+from tools.bench.ranks import Job, serve, start_group
 
 MODULES = ("torch", "loader", "transformers.distributed", "transformers.models.llama.modeling_llama")
 CONTENDERS = ("reshard", "by hand", "transformers")
@@ -22,8 +22,7 @@ def measure(job: Job, rank: int, world_size: int) -> dict[str, Any]:
 
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=job["world_size"])
     else:
-        store = dist.FileStore(job["store"], world_size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        start_group(job, rank, world_size)
     if job["what"] == "hook":
         return {"microseconds": hook_cost(job["rounds"])}
     forms = {"reshard": by_hooks(job), "by hand": by_hand(job), "transformers": by_peer(job)}

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench.common import drop_cached, forget_peak, status
-from tools.bench.ranks import Job, serve
+from tools.bench.ranks import Job, serve, start_group
 
 MODULES = (
     "torch",
@@ -23,8 +23,7 @@ def measure(job: Job, rank: int, world_size: int) -> dict[str, Any]:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = dist.FileStore(job["store"], world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    start_group(job, rank, world_size)
     folder = Path(job["folder"])
     if job["cold"] and rank == 0:
         drop_cached(folder)
@@ -44,7 +43,9 @@ def measure(job: Job, rank: int, world_size: int) -> dict[str, Any]:
     after = status()
     local = local_tensors(held)
     nbytes = sum(tensor.nbytes for tensor in local)
-    mapped = max(at_ready["RssFile"], after["RssFile"]) - before["RssFile"]
+    peak, private = after["VmHWM"] - before["VmRSS"], after["RssAnon"] - before["RssAnon"]
+    # What was mapped and is not any more shows only in the peak.
+    mapped = max(at_ready["RssFile"] - before["RssFile"], after["RssFile"] - before["RssFile"], peak - private)
     dist.barrier()
     del held, local
     return {
@@ -52,8 +53,8 @@ def measure(job: Job, rank: int, world_size: int) -> dict[str, Any]:
         "ended": ended - started,
         "held": nbytes,
         "private": at_ready["RssAnon"] - before["RssAnon"],
-        "private_after": after["RssAnon"] - before["RssAnon"],
-        "peak": after["VmHWM"] - before["VmRSS"],
+        "private_after": private,
+        "peak": peak,
         "touched": max(mapped, 0) + after["rchar"] - before["rchar"],
         "disk": after["read_bytes"] - before["read_bytes"],
         "copied": sum(tensor.nbytes for tensor in kept) if job["then"] == "copy" else 0,

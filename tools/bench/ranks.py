@@ -8,10 +8,8 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -25,7 +23,9 @@ class Ranks:
     """One process a rank of a worker module, which take jobs together."""
 
     def __init__(self, worker: str, world_size: int) -> None:
-        self._folder = tempfile.TemporaryDirectory()
+        import torch.distributed as dist
+
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._jobs = 0
         environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
         self._processes = [
@@ -50,7 +50,6 @@ class Ranks:
             if process.stdin:
                 process.stdin.close()
             process.wait()
-        self._folder.cleanup()
 
     def measure(self, job: Job) -> list[dict[str, Any]]:
         """Return what each rank measured.
@@ -59,7 +58,7 @@ class Ranks:
             RuntimeError: A rank ended, or measured nothing.
         """
         self._jobs += 1
-        store = str(Path(self._folder.name) / f"store-{self._jobs}")
+        store = [self._store.port, f"job-{self._jobs}"]
         for process in self._processes:
             process.stdin.write(json.dumps({**job, "store": store}) + "\n")  # type: ignore[union-attr]
             process.stdin.flush()  # type: ignore[union-attr]
@@ -70,6 +69,15 @@ class Ranks:
                 raise RuntimeError(f"rank {rank}: {job}: {line or 'ended'}")
             found.append(measured)
         return found
+
+
+def start_group(job: Job, rank: int, world_size: int) -> None:
+    """Start gloo as torchrun has it: its store is in another process."""
+    import torch.distributed as dist
+
+    port, prefix = job["store"]
+    store = dist.PrefixStore(prefix, dist.TCPStore("127.0.0.1", port))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
 
 
 def serve(measure: Measure, modules: tuple[str, ...]) -> None:

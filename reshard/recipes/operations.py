@@ -1,7 +1,7 @@
 """Operations: what the catalogue says is done with the tensors of a converter, as transformers does it.
 
-An operation takes and returns tensors by source or target pattern. All of them only move bytes (`reshard.lazy`); what
-computes is refused by its name.
+An operation takes and returns tensors by source or target pattern. All of them only move bytes
+(`reshard.recipes.lazy`); what computes is refused by its name.
 
 Source: the subclasses of ``ConversionOps`` in ``transformers/core_model_loading.py`` of transformers 5.24.
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from manifests.errors import CheckpointError, PlanError
 from manifests.expression import Lookup, UnknownSizeError, evaluate
 from reshard.catalogue.architecture import Converter, Operation
-from reshard.lazy import (
+from reshard.recipes.lazy import (
     Lazy,
     chunk,
     concatenate,

@@ -18,13 +18,13 @@ import msgspec
 from manifests.errors import CheckpointError, ManifestError, OutputError, ReshardError
 from manifests.manifest import read_manifest
 from reshard.engine import Hashes
-from reshard.folder import LocalFolder
-from reshard.meeting import Meeting, clear
 from reshard.planning import SplitPlan, plan_split
-from reshard.processes import Processes
 from reshard.publish import check_apart, check_destination, made, publish, staging_path, take_away, writing
-from reshard.sharing import deal, restrict
+from reshard.sources.folder import LocalFolder
 from reshard.splitting import TotalProgress, write_files, write_manifest
+from reshard.torchrun.meeting import Meeting, clear
+from reshard.torchrun.processes import Processes
+from reshard.torchrun.sharing import deal, restrict
 
 PUBLISHED_LIMIT_S = 10.0
 """How long the folder's new name may take to be seen from another machine."""

@@ -2,8 +2,8 @@
 
 A misplaced style usually still runs and gives something plausible. Here it is named: the first module that parts from
 one process, and the rule that is to blame. The checkpoint, or a tiny model of its class, is split into a temporary
-folder; processes of `loader.check_worker` run it in float32 and leave traces, which are compared (`reshard.traces`) and
-judged (`reshard.blaming`). torch is imported in those processes only.
+folder; processes of `loader.check_worker` run it in float32 and leave traces, which are compared
+(`reshard.checks.traces`) and judged (`reshard.checks.blaming`). torch is imported in those processes only.
 """
 
 import json
@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 from manifests.errors import LoadError, PlanError
 from reshard import report
-from reshard.blaming import Judge
-from reshard.folder import LocalFolder
+from reshard.checks.blaming import Judge
+from reshard.checks.traces import Comparison, Divisions, Trace
+from reshard.checks.workers import run_ranks, run_tiny
 from reshard.options import Options
 from reshard.planning import SplitPlan, locate, plan_split
 from reshard.publish import check_destination
+from reshard.sources.folder import LocalFolder
 from reshard.splitting import TotalProgress, write_split
-from reshard.traces import Comparison, Divisions, Trace
-from reshard.workers import run_ranks, run_tiny
 
 Facts = dict[str, Any]
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from manifests.manifest import Module, Rule, Tensor
 from manifests.styles import Style, resolve_style
+from reshard.checks.traces import Compared, Comparison
 from reshard.plans import Matcher
-from reshard.traces import Compared, Comparison
 
 Facts = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """Recipes: the tensors of the running model as moves of stored tensors.
 
 A stored name is renamed and put under the prefix that the class expects; its tensor is joined with others, taken apart
-or turned (`reshard.operations`). Every one of these only moves bytes, so a recipe's result is links from source
+or turned (`reshard.recipes.operations`). Every one of these only moves bytes, so a recipe's result is links from source
 dimensions to dimensions of the tensor.
 
 Source: ``convert_and_load_state_dict_in_model`` in ``transformers/core_model_loading.py`` of transformers 5.24.
@@ -18,11 +18,11 @@ from manifests.header import StoredTensor
 from manifests.manifest import Part
 from manifests.natural import kind_of
 from reshard.catalogue.architecture import Architecture, Converter
-from reshard.lazy import Lazy
-from reshard.operations import Tensors, Work, apply
 from reshard.placing import RuntimeTensor
 from reshard.program import identity_links
-from reshard.renaming import Renamed, Renamer, stored_order
+from reshard.recipes.lazy import Lazy
+from reshard.recipes.operations import Tensors, Work, apply
+from reshard.recipes.renaming import Renamed, Renamer, stored_order
 
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 GATHERS = frozenset({"stack", "ernie_experts"})

@@ -1,4 +1,4 @@
-"""Verdict: what a check found, as a person reads it; made from the facts of `reshard.checking`."""
+"""Verdict: what a check found, as a person reads it; made from the facts of `reshard.checks.checking`."""
 
 from collections.abc import Iterator
 

@@ -15,8 +15,8 @@ from typing import TypeVar
 import msgspec
 
 from manifests.errors import CheckpointError, OutputError, ReshardError
-from reshard.processes import Processes, first_line
 from reshard.publish import take_away
+from reshard.torchrun.processes import Processes, first_line
 
 START_LIMIT_S = 300.0
 """How long a process waits for the others to start; a plan is made from headers, so they are not far apart."""

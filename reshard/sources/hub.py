@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from manifests.errors import CheckpointError
 from manifests.header import Header, header_length, parse_header, read_header
-from reshard.folder import Folder, LocalFolder, WeightFile
+from reshard.sources.folder import Folder, LocalFolder, WeightFile
 
 FIRST_NBYTES = 128 * 1024
 """Bytes of the first range request; the headers of nearly all files fit."""

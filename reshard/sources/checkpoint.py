@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from manifests.errors import CheckpointError
 from manifests.header import StoredTensor
 from manifests.manifest import MANIFEST_NAME
-from reshard.folder import Folder, WeightFile
+from reshard.sources.folder import Folder, WeightFile
 
 STEMS = ("model", "diffusion_pytorch_model")
 CONFIG_NAME = "config.json"

@@ -1,0 +1,1 @@
+"""Checking a plan: one process against N, module by module."""

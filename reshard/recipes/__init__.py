@@ -1,0 +1,1 @@
+"""Recipes: from stored tensors to those of the running model, and back."""

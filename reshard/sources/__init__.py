@@ -1,0 +1,1 @@
+"""Where checkpoints are read from: a folder, the hub."""

@@ -1,0 +1,1 @@
+"""Several processes share one split, as torchrun starts them."""
