@@ -1,6 +1,7 @@
 """From what a split is (placed tensors, files) to the program that makes it, or that takes it apart again."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -49,7 +50,7 @@ def part_runs(tensor: Tensor, rank: int) -> tuple[Runs, ...]:
     """Return, for every dimension, the runs from a whole tensor into a rank's part, in atoms."""
     if tensor.placement.cuts and (runs := dim_runs(tensor.placement, tensor.dtype, tensor.shape, rank)) is not None:
         return runs
-    return tuple(whole(size) for size in storage(tensor.dtype, tensor.shape)[0])
+    return _whole(storage(tensor.dtype, tensor.shape)[0])
 
 
 def parts_of(name: str, tensor: Tensor) -> tuple[Part, ...]:
@@ -160,6 +161,7 @@ def _links_back(links: tuple[Link, ...], back: tuple[Runs, ...]) -> tuple[Link, 
     return tuple(returned)
 
 
+@lru_cache(maxsize=4096)
 def _whole(shape: tuple[int, ...]) -> tuple[Runs, ...]:
     return tuple(whole(size) for size in shape)
 

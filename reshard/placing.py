@@ -5,6 +5,7 @@ fit is collected and reported at once, with the numbers of ranks that would do.
 """
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from types import NotImplementedType
 from typing import NamedTuple
 
@@ -168,6 +169,7 @@ class _Resolver:
             self._check_summed(demand, placements[demand.name])
         self._check_ties(placements)
         self._note_shorter(demands.values())
+        self._note_little(demands)
         return Resolution(
             tensors={
                 name: Tensor(tensor.dtype, tensor.shape, placements.get(name, REPLICATED), tensor.parts, tensor.unused)
@@ -379,6 +381,18 @@ class _Resolver:
                     most = -(-cut.axis.size // self.world.size)
                     last = cut.axis.size - most * (self.world.size - 1)
                     self.notes[f"{demand.name}: {most} of {cut.axis.size} rows a rank, {last} on the last"] = None
+
+    def _note_little(self, demands: Mapping[str, Demand]) -> None:
+        """Say it where the ranks hold most of the model alike: every memory must have room for it."""
+        numel = {name: prod(tensor.shape) for name, tensor in self.tensors.items()}
+        whole = sum(count for name, count in numel.items() if name not in demands)
+        if self.world.size > 1 and 2 * whole > sum(numel.values()):
+            share = 100 * whole // sum(numel.values())
+            idle = self.world.experts == 1 and self.plan.expert_rules
+            self.notes[
+                f"{share} % of the elements are whole on every rank: this plan divides little; "
+                + ("--ep N divides the experts" if idle else "a plan of your own may divide more")
+            ] = None
 
     def _check_ties(self, placements: Mapping[str, Placement]) -> None:
         for name, source in self.model.ties.items():

@@ -152,7 +152,7 @@ def model_sizes(plan: Plan, checkpoint: Checkpoint, architecture: Architecture |
 
 def _refuse_unsupported_quantization(checkpoint: Checkpoint) -> None:
     quantization = checkpoint.config.get("quantization_config")
-    if not isinstance(quantization, dict):
+    if not isinstance(quantization, dict) or not quantization:
         return
     method = quantization.get("quant_method")
     if method != "fp8":

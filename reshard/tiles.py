@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from manifests.manifest import TILE_NBYTES
+from manifests.manifest import TILE_NBYTES as TILE_NBYTES
 
 
 class TileHasher:

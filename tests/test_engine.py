@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -18,10 +17,12 @@ from manifests.manifest import Link, Part, Tensor
 from manifests.placement import PARTIAL, REPLICATED, Cut, Mesh, Placement
 from manifests.runs import Run, whole
 from reshard import engine, tiles
-from reshard.engine import bands, run_program
+from reshard.engine import run_program
+from reshard.engine.boxes import boxes, natural_grain, whole_box
+from reshard.engine.limits import Limits
+from reshard.lazy import Lazy, concatenate, stack
 from reshard.moves import Place, build_input, build_program, merge_moves, split_moves
 from reshard.program import Gather, Input, Move, Program, Scatter, check_program
-from reshard.recipes.lazy import Lazy, concatenate, stack
 from tests.checkpoints import mentions
 
 CELLS = {"U8": (1, 1), "BF16": (1, 2), "F32": (1, 4), "C64": (1, 8), "F4": (2, 1), "F6_E3M2": (4, 3)}
@@ -215,10 +216,18 @@ def build_job(rng: random.Random, cases: dict[str, Case], world: int, folder: Pa
     )
 
 
-@pytest.fixture(params=[1, 7, 64, 1 << 20], ids=lambda nbytes: f"bands of {nbytes}")
+SMALL = [
+    Limits(1, 1, 1),
+    Limits(7, 16, 60),
+    Limits(16, 16, 1 << 20),
+    Limits(64, 64, 64),
+    Limits(1 << 20, 1 << 22, 1 << 26),
+]
+
+
+@pytest.fixture(params=SMALL, ids=lambda limits: f"bands of {limits.band}, held {limits.held}")
 def small_bands(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(engine, "BAND_NBYTES", request.param)
-    monkeypatch.setattr(engine, "bands", partial(bands, band_nbytes=request.param))
+    monkeypatch.setattr(engine, "limits_of", lambda *_: request.param)
     return request.param
 
 
@@ -356,15 +365,15 @@ def test_the_first_failure_ends_a_run_and_closes_its_files(tmp_path: Path) -> No
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def boxes(shape: tuple[int, ...], item_nbytes: int, band_nbytes: int) -> Iterator[NDArray[Any]]:
+def taken_in_boxes(shape: tuple[int, ...], item_nbytes: int, band_nbytes: int) -> Iterator[NDArray[Any]]:
     x = np.arange(prod(shape)).reshape(shape)
-    for box in bands(shape, item_nbytes, band_nbytes):
+    for box in boxes(whole_box(shape), natural_grain(shape, item_nbytes, band_nbytes)):
         yield x[tuple(slice(lo, hi) for lo, hi in box)]
 
 
 @pytest.mark.parametrize("band_nbytes", [1, 4, 30, 64, 1000])
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 5), (0, 4), (4, 0), (2, 3, 4), (1, 1, 5, 1), (2, 1, 3, 2)])
 def test_bands_are_pieces_of_a_tensor_in_row_major_order(shape: tuple[int, ...], band_nbytes: int) -> None:
-    taken = [box.ravel().tolist() for box in boxes(shape, 4, band_nbytes)]
+    taken = [box.ravel().tolist() for box in taken_in_boxes(shape, 4, band_nbytes)]
     assert list(chain.from_iterable(taken)) == list(range(prod(shape)))
     assert all(len(box) * 4 <= max(band_nbytes, 4) for box in taken)

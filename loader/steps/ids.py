@@ -40,11 +40,9 @@ class _MaskedIds:
     def before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         ids = self._inputs.get(0, args, kwargs)
         if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
-            lowest, highest = torch.aminmax(ids)
+            lowest, highest = (int(end) for end in torch.aminmax(ids))
             if lowest < 0 or highest >= self._size:
-                raise IndexError(
-                    f"ids from {int(lowest)} to {int(highest)} are not all in a vocabulary of {self._size}"
-                )
+                raise IndexError(f"ids from {lowest} to {highest} are not all in a vocabulary of {self._size}")
         local = ids - self._start
         self._foreign = (local < 0) | (local >= self._length)
         return self._inputs.put(0, local.masked_fill(self._foreign, 0), args, kwargs)

@@ -15,7 +15,7 @@ LABELS = {
     "transformers": "transformers' own tensor parallelism",
 }
 GROUPS = {
-    "fake": "torch's fake process group, whose collectives do nothing: what the code around them takes",
+    "fake": "torch's fake process group, whose collectives do nothing: the processor's time of the code around them",
     "gloo": "gloo, two processes",
 }
 

@@ -1,0 +1,95 @@
+"""The engine: runs a program in constant memory.
+
+Every input byte is read once, in file order, and every output byte written once. Workers are alike: each takes the next
+box of a tensor, reads it, cuts it, hashes what it read and what it writes, and writes (`running`). What a box is,
+`flows` decides; small tensors are taken many at a time (`batches`).
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from manifests.errors import CheckpointError, OutputError
+from reshard.engine.batches import program_units
+from reshard.engine.files import Files
+from reshard.engine.flows import place_of
+from reshard.engine.limits import BUDGET_NBYTES, limits_of
+from reshard.engine.pool import Pool, Scratch, Unit
+from reshard.engine.running import Machine
+from reshard.engine.streams import Stream
+from reshard.program import Input, Program
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes just finished."""
+
+
+class Hashes(NamedTuple):
+    """The tile hashes of everything that was read and written, in the order of the program.
+
+    Attributes:
+        read: By input tensor.
+        written: By position of the move, one for each of its scatters.
+    """
+
+    read: dict[Input, tuple[str, ...]]
+    written: tuple[tuple[tuple[str, ...], ...], ...]
+
+
+def run_program(
+    program: Program,
+    input_paths: Sequence[Path],
+    output_paths: Sequence[Path],
+    *,
+    jobs: int = 2,
+    memory: int = BUDGET_NBYTES,
+    progress: Progress | None = None,
+) -> Hashes:
+    """Run every move.
+
+    Args:
+        program: What to move.
+        input_paths: The files that it reads, in its order.
+        output_paths: The files that it writes, in its order; they exist and have their headers.
+        jobs: Number of worker threads.
+        memory: Bytes that all buffers together may take.
+        progress: Called from the workers as bytes are finished.
+
+    Raises:
+        CheckpointError: A source file cannot be read, or became shorter.
+        OutputError: A file cannot be written.
+    """
+    limits = limits_of(memory, jobs)
+    with (
+        Files(input_paths, os.O_RDONLY, CheckpointError) as inputs,
+        Files(output_paths, os.O_RDWR, OutputError) as outputs,
+    ):
+        machine = Machine(Pool(jobs, 3 * limits.unit), inputs, outputs, limits, progress)
+        machine.pool.run(program_units(machine, program))
+        machine.pool.run(_late_units(machine))
+    return _hashes(program, machine)
+
+
+def _late_units(machine: Machine) -> Iterator[Unit]:
+    """Yield units that hash what did not pass in order, tile by tile, from the files."""
+    for stream in (*machine.read.values(), *machine.written.values()):
+        if not stream.whole:
+            for tile in range(stream.begin_again()):
+                yield partial(_hash_tile, stream, tile, machine.limits.band)
+
+
+def _hash_tile(stream: Stream, tile: int, nbytes: int, scratch: Scratch) -> None:
+    stream.hash_tile(tile, scratch.take(nbytes).data)
+
+
+def _hashes(program: Program, machine: Machine) -> Hashes:
+    read = machine.read_hashes | {place: tuple(stream.hashes) for place, stream in machine.read.items()}
+    written = machine.written_hashes | {place: tuple(stream.hashes) for place, stream in machine.written.items()}
+    return Hashes(
+        {gather.source: read[place_of(gather.source)] for move in program.moves for gather in move.gathers},
+        tuple(
+            tuple(written[position, at] for at in range(len(move.scatters)))
+            for position, move in enumerate(program.moves)
+        ),
+    )

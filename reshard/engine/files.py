@@ -1,0 +1,85 @@
+"""The open files of a run: whole reads and whole writes at a position, and whose fault a failure is."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from manifests.errors import CheckpointError, OutputError, ReshardError
+
+_MOST_BUFFERS = 1024
+"""In one call of the system."""
+
+
+class Files:
+    """Open files by position."""
+
+    def __init__(self, paths: Sequence[Path], flags: int, error_type: type[ReshardError]) -> None:
+        self.paths = paths
+        self.descriptors: list[int] = []
+        for path in paths:
+            try:
+                self.descriptors.append(os.open(path, flags | os.O_CLOEXEC))
+            except OSError as error:
+                self.__exit__()
+                raise error_type(f"{path}: cannot be opened: {error.strerror}") from error
+
+    def __enter__(self) -> "Files":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+    def read_into(self, file: int, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer from a position.
+
+        Raises:
+            CheckpointError: The file cannot be read, or ends before.
+        """
+        done = 0
+        while done < len(buffer):
+            try:
+                got = os.preadv(self.descriptors[file], [buffer[done:] if done else buffer], offset + done)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self.paths[file]}: cannot be read at byte {offset + done}: {error.strerror}"
+                ) from error
+            if got == 0:
+                raise CheckpointError(
+                    f"{self.paths[file]}: became shorter while it was read: ends at byte {self._nbytes(file)}, "
+                    f"{offset + len(buffer)} expected"
+                )
+            done += got
+
+    def _nbytes(self, file: int) -> int:
+        return os.fstat(self.descriptors[file]).st_size
+
+    def write(self, file: int, offset: int, buffer: memoryview) -> None:
+        """Write a whole buffer to a position.
+
+        Raises:
+            OutputError: The file cannot be written.
+        """
+        done = 0
+        while done < len(buffer):
+            try:
+                done += os.pwrite(self.descriptors[file], buffer[done:] if done else buffer, offset + done)
+            except OSError as error:
+                raise OutputError(f"{self.paths[file]}: cannot be written: {error.strerror}") from error
+
+    def write_all(self, file: int, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Write buffers one after another from a position.
+
+        Raises:
+            OutputError: The file cannot be written.
+        """
+        for begin in range(0, len(buffers), _MOST_BUFFERS):
+            some = buffers[begin : begin + _MOST_BUFFERS]
+            nbytes = sum(map(len, some))
+            try:
+                done = os.pwritev(self.descriptors[file], some, offset)
+            except OSError as error:
+                raise OutputError(f"{self.paths[file]}: cannot be written: {error.strerror}") from error
+            if done < nbytes:
+                self.write(file, offset + done, memoryview(b"".join(some))[done:])
+            offset += nbytes
