@@ -85,6 +85,7 @@ def fold(spans: Iterable[Span]) -> Runs:
     return tuple(runs)
 
 
+@lru_cache(maxsize=16384)
 def invert(runs: Runs) -> Runs:
     """Return the runs that copy back.
 

@@ -104,11 +104,13 @@ class Copy(NamedTuple):
     loops: tuple[Loop, ...]
 
 
-def identity_links(shape: Sequence[int]) -> tuple[Link, ...]:
+@lru_cache(maxsize=4096)
+def identity_links(shape: tuple[int, ...]) -> tuple[Link, ...]:
     """Return the links of a source that is taken as it is."""
     return tuple(Link(dim, dim, whole(size)) for dim, size in enumerate(shape))
 
 
+@lru_cache(maxsize=16384)
 def invert_links(links: tuple[Link, ...]) -> tuple[Link, ...]:
     """Return the links that copy back."""
     return tuple(Link(link.dst, link.src, invert(link.runs)) for link in links)
@@ -225,6 +227,12 @@ def _box(links: tuple[Link, ...], ndim: int) -> Box:
     return tuple(next((link.runs for link in links if link.dst == dim), ()) for dim in range(ndim))
 
 
+@lru_cache(maxsize=4096)
+def _whole_box(shape: tuple[int, ...]) -> Box:
+    """Return the box that is a whole tensor; the usual one, so it is known before the others are looked at."""
+    return tuple(whole(size) for size in shape)
+
+
 def _check_parts(parts: list[Box], move: Move) -> None:
     """Check that the parts, over all ranks, hold the whole tensor; entries may be copied to several."""
     boxes = list(dict.fromkeys(parts))
@@ -241,6 +249,8 @@ def _check_parts(parts: list[Box], move: Move) -> None:
 
 def _check_tiling(boxes: list[Box], shape: tuple[int, ...], name: str, *, fill: bool = True) -> None:
     """Check that boxes lie in a tensor, do not overlap, and fill it."""
+    if len(boxes) == 1 and boxes[0] == _whole_box(shape):
+        return
     boxes = [box for box in boxes if all(box)]
     filled = sum(prod(map(numel, box)) for box in boxes)
     if filled != prod(shape) and fill:

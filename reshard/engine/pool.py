@@ -145,8 +145,7 @@ class Phases:
 
     def begin(self) -> int:
         """Return a new phase. Called where units are made, which is in order."""
-        self._last += 1
-        self._open[self._last] = 0
+        self._pool.announce(self._open_next)
         return self._last
 
     def add(self, phase: int) -> None:
@@ -160,6 +159,10 @@ class Phases:
     def leave(self, phase: int) -> None:
         """Finish a unit of a phase."""
         self._pool.announce(lambda: self._count(phase, -1))
+
+    def _open_next(self) -> None:
+        self._last += 1
+        self._open[self._last] = 0
 
     def _count(self, phase: int, by: int) -> None:
         self._open[phase] += by

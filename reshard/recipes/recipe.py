@@ -9,6 +9,7 @@ Source: ``convert_and_load_state_dict_in_model`` in ``transformers/core_model_lo
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from manifests.dtypes import atom, atoms
@@ -27,6 +28,8 @@ from reshard.recipes.renaming import Renamed, Renamer, stored_order
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 GATHERS = frozenset({"stack", "ernie_experts"})
 """Operations that make one tensor of a list of any length, in which a missing one does not show."""
+NUMBER = r"\\d+"
+_RANGE = re.compile(r"\{([^{}:]+):([^{}:]+)\}")
 REST = ".unused"
 """Ends the name of what no target takes of a stored tensor that is otherwise used."""
 
@@ -86,7 +89,21 @@ def _is_kept(name: str, architecture: Architecture) -> bool:
 
 
 def _is_ignored(names: tuple[str, ...], architecture: Architecture, lookup: Lookup) -> bool:
-    return any(_ignores(pattern, name, lookup) for pattern in architecture.ignored for name in names)
+    likely = _any_of(architecture.ignored)
+    return any(
+        _ignores(pattern, name, lookup)
+        for name in set(names)
+        if likely.search(name)
+        for pattern in architecture.ignored
+    )
+
+
+@lru_cache(maxsize=64)
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """Return an expression that finds what any of the patterns may take: most names are none of theirs."""
+    if not patterns:
+        return re.compile(r"(?!)")
+    return re.compile("|".join(f"(?:{_RANGE.sub(NUMBER, pattern)})" for pattern in patterns))
 
 
 def _ignores(pattern: str, name: str, lookup: Lookup) -> bool:
@@ -95,7 +112,7 @@ def _ignores(pattern: str, name: str, lookup: Lookup) -> bool:
     ``{first:end}`` in a pattern is a number from first, a formula, to below end. A number of a layer as such holds only
     for layers that the model lacks: where a small model has its extra layers a large one has layers of its own.
     """
-    around = re.split(r"\{([^{}:]+):([^{}:]+)\}", pattern)
+    around = _RANGE.split(pattern)
     if len(around) == 1:
         match = re.search(pattern, name)
         layer = match and re.match(r".*?layers\.(\d+)", name[match.start() :])

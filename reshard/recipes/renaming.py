@@ -158,13 +158,13 @@ def stored_order(name: str) -> list[tuple[int | str, ...]]:
     >>> sorted(["e.10.w", "e.2.w", "e.w", "e.w11", "e.w2"], key=stored_order)
     ['e.2.w', 'e.10.w', 'e.w', 'e.w2', 'e.w11']
     """
-    key: list[tuple[int | str, ...]] = []
-    for part in name.split("."):
-        text = part.rstrip("0123456789")
-        if part.isdigit():
-            key.append((0, int(part)))
-        elif digits := part[len(text) :]:
-            key.append((1, text, int(digits)))
-        else:
-            key.append((1, text))
-    return key
+    return [_part_order(part) for part in name.split(".")]
+
+
+@lru_cache(maxsize=65536)
+def _part_order(part: str) -> tuple[int | str, ...]:
+    if part.isdigit():
+        return 0, int(part)
+    text = part.rstrip("0123456789")
+    digits = part[len(text) :]
+    return (1, text, int(digits)) if digits else (1, text)
