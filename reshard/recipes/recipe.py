@@ -28,7 +28,6 @@ from reshard.recipes.renaming import Renamed, Renamer, stored_order
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 GATHERS = frozenset({"stack", "ernie_experts"})
 """Operations that make one tensor of a list of any length, in which a missing one does not show."""
-NUMBER = r"\\d+"
 _RANGE = re.compile(r"\{([^{}:]+):([^{}:]+)\}")
 REST = ".unused"
 """Ends the name of what no target takes of a stored tensor that is otherwise used."""
@@ -103,7 +102,7 @@ def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
     """Return an expression that finds what any of the patterns may take: most names are none of theirs."""
     if not patterns:
         return re.compile(r"(?!)")
-    return re.compile("|".join(f"(?:{_RANGE.sub(NUMBER, pattern)})" for pattern in patterns))
+    return re.compile("|".join(f"(?:{_RANGE.sub(r"\\d+", pattern)})" for pattern in patterns))
 
 
 def _ignores(pattern: str, name: str, lookup: Lookup) -> bool:
