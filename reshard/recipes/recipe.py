@@ -102,7 +102,8 @@ def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
     """Return an expression that finds what any of the patterns may take: most names are none of theirs."""
     if not patterns:
         return re.compile(r"(?!)")
-    return re.compile("|".join(f"(?:{_RANGE.sub(r"\\d+", pattern)})" for pattern in patterns))
+    numbered = (_RANGE.sub(r"\\d+", pattern) for pattern in patterns)
+    return re.compile("|".join(f"(?:{pattern})" for pattern in numbered))
 
 
 def _ignores(pattern: str, name: str, lookup: Lookup) -> bool:
