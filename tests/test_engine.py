@@ -20,9 +20,9 @@ from reshard import engine, tiles
 from reshard.engine import run_program
 from reshard.engine.boxes import boxes, natural_grain, whole_box
 from reshard.engine.limits import Limits
-from reshard.lazy import Lazy, concatenate, stack
 from reshard.moves import Place, build_input, build_program, merge_moves, split_moves
 from reshard.program import Gather, Input, Move, Program, Scatter, check_program
+from reshard.recipes.lazy import Lazy, concatenate, stack
 from tests.checkpoints import mentions
 
 CELLS = {"U8": (1, 1), "BF16": (1, 2), "F32": (1, 4), "C64": (1, 8), "F4": (2, 1), "F6_E3M2": (4, 3)}
