@@ -81,6 +81,7 @@ class Axis(NamedTuple):
         return " + ".join(map(str, self.segments))
 
 
+@lru_cache(maxsize=4096)
 def plain_axis(size: int) -> Axis:
     """Return the axis that is divided evenly into contiguous parts.
 

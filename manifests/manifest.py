@@ -69,6 +69,7 @@ class Tensor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         parts: Where it came from; none means the whole source tensor of the same name.
         unused: Whether no rank needs it: it is kept for merging only, under its stored name, with ``.unused`` after it
             if only a part of the stored tensor is not needed.
+        cast: The dtype of what it came from, if the split converted it; empty if it did not.
     """
 
     dtype: str
@@ -76,6 +77,7 @@ class Tensor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     placement: Placement = REPLICATED
     parts: tuple[Part, ...] = ()
     unused: bool = False
+    cast: str = ""
 
 
 class Extent(msgspec.Struct, frozen=True, array_like=True):

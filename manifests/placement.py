@@ -74,6 +74,7 @@ def dim_runs(placement: Placement, dtype: str, shape: tuple[int, ...], rank: int
     return tuple(runs)
 
 
+@lru_cache(maxsize=16384)
 def local_shape(placement: Placement, dtype: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     """Return the shape, in elements, of a rank's part of a tensor.
 

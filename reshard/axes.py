@@ -29,6 +29,9 @@ class AxisFinder:
         self._plan = plan
         self._sizes = sizes
         self._shapes = shapes
+        self._by_last_part: dict[str, list[AxisBinding]] = {}
+        for binding in plan.bindings:
+            self._by_last_part.setdefault(binding.suffix.rpartition(".")[2], []).append(binding)
         self.notes: dict[str, None] = {}
 
     def find(self, rule: Rule, style: Style, target: str, reference: str, size: int) -> Axis:
@@ -125,7 +128,8 @@ class AxisFinder:
 
     def _bound(self, target: str, side: str) -> str:
         """Return the axis that is bound to a module by the longest fitting suffix of its name, the innermost first."""
-        fitting = [binding for binding in self._plan.bindings if binding.fits(target)]
+        candidates = self._by_last_part.get(target.rpartition(".")[2], ())
+        fitting = [binding for binding in candidates if binding.fits(target)]
         best = max(fitting, key=lambda binding: (len(binding.under), len(binding.suffix)), default=AxisBinding(""))
         return best.into if side == "in" else best.out
 

@@ -71,6 +71,9 @@ _PATH = click.Path(path_type=Path)
 _tp = click.option("--tp", type=whole_number, metavar="N", required=True, help="Number of ranks.")
 _force = click.option("--force", is_flag=True, help="Replace an older output of that name.")
 _jobs = click.option("--jobs", type=whole_number, metavar="N", default="2", help="Worker threads; 2 if not given.")
+_memory = click.option(
+    "--memory", type=byte_size, default="256MiB", metavar="SIZE", help="Memory to stay within; 256MiB if not given."
+)
 _hub_options = options(
     click.option("--revision", metavar="REV", default="", help="Branch, tag or commit of a hub id."),
     click.option("--subfolder", metavar="NAME", default="", help="Folder in MODEL that holds the weights."),
@@ -104,6 +107,13 @@ _plan_options = options(
         metavar="SIZE",
         help="Most data in one file: bytes, 4GB, 500MiB.",
     ),
+    click.option(
+        "--dtype",
+        type=click.Choice(["bfloat16", "float16", "float32"]),
+        metavar="NAME",
+        callback=lambda _ctx, _param, name: name or "",
+        help="Convert to bfloat16, float16 or float32.",
+    ),
     click.option("--drop-unused", is_flag=True, help="Leave out what the model does not use."),
     _hub_options,
 )
@@ -121,7 +131,7 @@ _output_options = options(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def main() -> None:
-    """Split the safetensors checkpoint MODEL, a folder or a hub id, into tensor-parallel rank files in OUT."""
+    """Split the safetensors of MODEL, a folder or a hub id, into files for ranks."""
     # Under torchrun all processes share a split; every other command is left to process 0.
     ctx, processes = click.get_current_context(), read_environment()
     if processes.follows and ctx.invoked_subcommand != "split":
@@ -137,6 +147,7 @@ def main() -> None:
 @_force
 @_plan_options
 @_jobs
+@_memory
 @_output_options
 @click.version_option(__version__, prog_name="reshard")
 def split(
@@ -146,6 +157,7 @@ def split(
     dry_run: bool,
     force: bool,
     jobs: int,
+    memory: int,
     quiet: bool,
     as_json: bool,
     **chosen: Any,  # noqa: ANN401 - the fields of Options
@@ -169,9 +181,9 @@ def split(
         return
     with _progress("split", quiet=quiet) as progress:
         if processes.size > 1:
-            together.carry_out(planned, out, processes, force=force, jobs=jobs, progress=progress)
+            together.carry_out(planned, out, processes, force=force, progress=progress, jobs=jobs, memory=memory)
         else:
-            splitting.carry_out(planned, out, force=force, jobs=jobs, progress=progress)
+            splitting.carry_out(planned, out, force=force, jobs=jobs, memory=memory, progress=progress)
     if processes.follows:
         return
     facts["seconds"] = round(perf_counter() - started, 3)
@@ -276,14 +288,16 @@ def verify(out: Path, jobs: int, quiet: bool, as_json: bool) -> None:
 @main.command()
 @click.argument("out", type=_PATH)
 @click.argument("dest", type=_PATH)
+@click.option("--converted", is_flag=True, help="Give back converted numbers as they are: not the source's.")
 @_jobs
+@_memory
 @_output_options
-def merge(out: Path, dest: Path, jobs: int, quiet: bool, as_json: bool) -> None:
+def merge(out: Path, dest: Path, converted: bool, jobs: int, memory: int, quiet: bool, as_json: bool) -> None:
     """Give back the source of the split OUT, in the folder DEST."""
     from reshard import lines, merging, report
 
     with _progress("merge", quiet=quiet) as progress:
-        merged = merging.merge(out, dest, jobs=jobs, progress=progress)
+        merged = merging.merge(out, dest, converted=converted, jobs=jobs, memory=memory, progress=progress)
     facts = report.build_merged(str(dest), merged)
     _print_result(facts, [str(dest)], as_json=as_json)
     _print_summary(lines.format_merged(facts), quiet=quiet or as_json)

@@ -5,6 +5,7 @@ meet their own key and value heads. A head is never cut.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -51,11 +52,21 @@ class Demand(NamedTuple):
     @property
     def mesh_axes(self) -> frozenset[str]:
         """The names of the mesh axes over which it is to be divided."""
-        return frozenset().union(*(cut.axis.mesh_axes() for cut in self.cuts))
+        return _mesh_axes(self.cuts)
 
     def placed(self, mesh: Mesh) -> Placement:
-        """Return the placement that grants the wish over a mesh."""
-        return Placement(tuple(Cut(cut.dim, str(cut.axis), cut.unit) for cut in self.cuts), mesh)
+        """Return the placement that grants the wish over a mesh; of equal wishes it is one object."""
+        return _placed(self.cuts, mesh)
+
+
+@lru_cache(maxsize=4096)
+def _placed(cuts: tuple[Wanted, ...], mesh: Mesh) -> Placement:
+    return Placement(tuple(Cut(cut.dim, str(cut.axis), cut.unit) for cut in cuts), mesh)
+
+
+@lru_cache(maxsize=4096)
+def _mesh_axes(cuts: tuple[Wanted, ...]) -> frozenset[str]:
+    return frozenset().union(*(cut.axis.mesh_axes() for cut in cuts))
 
 
 class World(NamedTuple):

@@ -51,6 +51,10 @@ def format_split(facts: Facts) -> Iterator[str]:
         yield f"unused by the model, opened by no rank: {_format_total(facts['unused'])}"
     if facts["dropped"]:
         yield f"left out: {_count(len(facts['dropped']), 'unused tensor')}: {_some(facts['dropped'])}"
+    yield from _format_converted(facts["converted"])
+    if facts["not_converted"]:
+        count = _count(len(facts["not_converted"]), "tensor")
+        yield f"kept at another precision than asked for: {count}: {_some(facts['not_converted'])}"
     yield from format_notes(facts)
     read, written = human_bytes(facts["nbytes_read"]), human_bytes(facts["nbytes_written"])
     if "seconds" in facts:
@@ -111,6 +115,7 @@ def format_show(facts: Facts) -> Iterator[str]:
         yield f"carried over: {', '.join(facts['carried'])}"
     if facts["dropped"]:
         yield f"left out: {_count(len(facts['dropped']), 'unused tensor')}: {_some(facts['dropped'])}"
+    yield from _format_converted(facts["converted"])
     listing = facts.get("listing", [])
     yield from _format_rows([(t["name"], _format_placement(t), _format_shape(t)) for t in listing])
 
@@ -123,7 +128,11 @@ def format_verified(facts: Facts) -> Iterator[str]:
 
 def format_merged(facts: Facts) -> Iterator[str]:
     """Yield the lines on a merge."""
-    yield f"{_count(facts['tensors'], 'tensor')} with the bytes that the split read"
+    same = facts["tensors"] - len(facts["converted"])
+    yield f"{_count(same, 'tensor')} with the bytes that the split read"
+    if facts["converted"]:
+        count = _count(len(facts["converted"]), "tensor")
+        yield f"not the source's, since the split converted them: {count}: {_some(facts['converted'])}"
     if facts["identical"]:
         yield f"identical to the source's: {_count(len(facts['identical']), 'file')}: {_some(facts['identical'])}"
     if facts["rewritten"]:
@@ -132,6 +141,11 @@ def format_merged(facts: Facts) -> Iterator[str]:
     if facts["dropped"]:
         count = _count(len(facts["dropped"]), "tensor")
         yield f"not here, since the split left them out: {count}: {_some(facts['dropped'])}"
+
+
+def _format_converted(kinds: Iterable[Facts]) -> Iterator[str]:
+    for kind in kinds:
+        yield f"converted from {kind['from']} to {kind['to']}: {_count(kind['tensors'], 'tensor')}"
 
 
 def _model_name(model: Facts) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,10 +10,11 @@ import msgspec
 import xxhash
 
 from manifests.dtypes import nbytes as tensor_nbytes
-from manifests.errors import DamageError
+from manifests.errors import DamageError, ManifestError
 from manifests.header import StoredTensor, encode_header
-from manifests.manifest import Manifest, SourceFile, SplitFile, read_manifest
+from manifests.manifest import Manifest, Part, SourceFile, SplitFile, read_manifest
 from reshard.engine import Hashes, run_program
+from reshard.engine.limits import BUDGET_NBYTES
 from reshard.moves import Place, build_program, merge_moves
 from reshard.program import Program, check_program
 from reshard.publish import check_apart, check_destination, create_sized, staged, sync_file, write_synced
@@ -29,12 +31,14 @@ class Merged(NamedTuple):
         identical: Names of the files that are identical to the source's, header included.
         rewritten: Names of the files with another header: the source's was not written by the safetensors library.
         dropped: Stored names of tensors that the split left out.
+        converted: Stored names of tensors that are not the source's, since the split converted their numbers.
     """
 
     tensors: int
     identical: tuple[str, ...]
     rewritten: tuple[str, ...]
     dropped: tuple[str, ...]
+    converted: tuple[str, ...] = ()
 
 
 class _Target(NamedTuple):
@@ -51,7 +55,9 @@ def merge(
     out: str | Path,
     destination: str | Path,
     *,
+    converted: bool = False,
     jobs: int = 2,
+    memory: int = BUDGET_NBYTES,
     progress: TotalProgress | None = None,
 ) -> Merged:
     """Give back the source tensors of a split.
@@ -62,21 +68,29 @@ def merge(
     Args:
         out: The folder of the split.
         destination: The folder to make.
+        converted: Whether numbers that the split converted are given back as they are, which are not the source's.
         jobs: Number of worker threads.
+        memory: Bytes that the process may take, its buffers above all.
         progress: Called with the bytes finished so far and their total.
 
     Raises:
-        ManifestError: The folder holds no finished split.
+        ManifestError: The folder holds no finished split, or one that converted numbers and it was not asked for them.
         DamageError: A part is not what was written; nothing is published.
         OutputError: The destination exists, lacks space, or cannot be written.
     """
     folder, destination = Path(out), Path(destination)
     manifest = read_manifest(folder)
+    changed = _converted(manifest)
+    if changed and not converted:
+        raise ManifestError(
+            f"{folder}: the split converted {len(changed)} source tensors ({min(changed)} to {changed[min(changed)]}), "
+            "so it does not hold the source; --converted gives them back as they are now"
+        )
     problems = [line for file in manifest.files for line in check_file(folder, file, manifest)]
     problems += [*check_copies(manifest), *check_carried(folder, manifest)]
     if problems:
         raise DamageError(f"{folder}: damaged:\n" + "\n".join(f"  {p}" for p in problems), findings=tuple(problems))
-    targets = [_target(file, manifest.source.dropped) for file in manifest.source.files]
+    targets = [_target(file, manifest.source.dropped, changed) for file in manifest.source.files]
     program = _program(manifest, targets)
     check_program(
         program, [target.nbytes for target in targets], [len(target.header) for target in targets], whole_inputs=False
@@ -88,12 +102,13 @@ def merge(
         for path, target in zip(paths, targets, strict=True):
             create_sized(path, target.header, target.nbytes)
         inputs = [folder / file.name for file in manifest.files]
-        hashes = run_program(program, inputs, paths, jobs=jobs, progress=counted(progress, program.nbytes_read))
-        _check_hashes(manifest, program, hashes)
+        report = counted(progress, program.nbytes_read)
+        hashes = run_program(program, inputs, paths, jobs=jobs, memory=memory, progress=report)
+        _check_hashes(manifest, program, hashes, changed)
         _check_unread(folder, manifest, hashes)
         for path in paths:
             sync_file(path)
-        _write_index(manifest, staging)
+        _write_index(manifest, staging, changed)
         for name in manifest.carried:
             shutil.copyfile(folder / name, staging / name)
             sync_file(staging / name)
@@ -104,17 +119,39 @@ def merge(
         identical=tuple(name for name in names if name in same),
         rewritten=tuple(name for name in names if name not in same),
         dropped=manifest.source.dropped,
+        converted=tuple(changed),
     )
 
 
-def _target(source: SourceFile, dropped: tuple[str, ...]) -> _Target:
+def _converted(manifest: Manifest) -> dict[str, str]:
+    """Return the source tensors whose numbers the split converted, and to which dtype.
+
+    Raises:
+        ManifestError: Parts of one were converted to different dtypes.
+    """
+    dtypes: dict[str, set[str]] = {}
+    for name, tensor in manifest.tensors.items():
+        for part in tensor.parts or (Part(name),):
+            dtypes.setdefault(part.source, set()).add(tensor.dtype)
+    stored = {name: tensor.dtype for file in manifest.source.files for name, tensor in file.tensors.items()}
+    changed: dict[str, str] = {}
+    for name, found in dtypes.items():
+        if len(found) > 1:
+            raise ManifestError(f"{name}: its parts were converted to {' and to '.join(sorted(found))}; split it anew")
+        if found != {stored[name]}:
+            (changed[name],) = found
+    return changed
+
+
+def _target(source: SourceFile, dropped: tuple[str, ...], converted: Mapping[str, str]) -> _Target:
     stored: dict[str, StoredTensor] = {}
     at = 0
     for name, tensor in source.tensors.items():
         if name in dropped:
             continue
-        size = tensor_nbytes(tensor.dtype, tensor.shape)
-        stored[name] = StoredTensor(tensor.dtype, tensor.shape, at, at + size)
+        dtype = converted.get(name, tensor.dtype)
+        size = tensor_nbytes(dtype, tensor.shape)
+        stored[name] = StoredTensor(dtype, tensor.shape, at, at + size)
         at += size
     return _Target(source, encode_header(stored, source.metadata), stored)
 
@@ -134,7 +171,7 @@ def _program(manifest: Manifest, targets: list[_Target]) -> Program:
     return build_program((file.name for file in manifest.files), (t.source.name for t in targets), moves)
 
 
-def _check_hashes(manifest: Manifest, program: Program, hashes: Hashes) -> None:
+def _check_hashes(manifest: Manifest, program: Program, hashes: Hashes, converted: Mapping[str, str]) -> None:
     findings: list[str] = []
     for source, tiles in hashes.read.items():
         file: SplitFile = manifest.files[source.file]
@@ -142,6 +179,8 @@ def _check_hashes(manifest: Manifest, program: Program, hashes: Hashes) -> None:
             findings.append(f"{file.name}: {source.name}: bytes {begin} to {end} are not those that were written")
     expected = {name: tensor.tiles for file in manifest.source.files for name, tensor in file.tensors.items()}
     for move, written in zip(program.moves, hashes.written, strict=True):
+        if move.name in converted:
+            continue
         for begin, end in differing_tiles(expected[move.name], written[0], move.nbytes):
             findings.append(f"{move.name}: bytes {begin} to {end} are not those that the split read")
     if findings:
@@ -159,11 +198,11 @@ def _check_unread(folder: Path, manifest: Manifest, hashes: Hashes) -> None:
         raise DamageError("merge: damaged:\n" + "\n".join(f"  {line}" for line in findings), findings=tuple(findings))
 
 
-def _write_index(manifest: Manifest, folder: Path) -> None:
+def _write_index(manifest: Manifest, folder: Path, converted: Mapping[str, str]) -> None:
     if not manifest.source.index:
         return
     kept = [
-        (name, file.name, tensor_nbytes(tensor.dtype, tensor.shape))
+        (name, file.name, tensor_nbytes(converted.get(name, tensor.dtype), tensor.shape))
         for file in manifest.source.files
         for name, tensor in file.tensors.items()
         if name not in manifest.source.dropped

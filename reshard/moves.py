@@ -27,6 +27,7 @@ class Place(NamedTuple):
     rank: int
 
 
+@lru_cache(maxsize=4096)
 def storage(dtype: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """Return how a tensor is addressed: its shape in atoms and the bytes of one.
 
@@ -56,8 +57,9 @@ def part_runs(tensor: Tensor, rank: int) -> tuple[Runs, ...]:
 def parts_of(name: str, tensor: Tensor) -> tuple[Part, ...]:
     """Return where a tensor came from, spelt out."""
     shape, _ = storage(tensor.dtype, tensor.shape)
-    parts = tensor.parts or (Part(name),)
-    return tuple(part if part.links else Part(part.source, identity_links(shape), part.shape) for part in parts)
+    if not tensor.parts:
+        return (Part(name, identity_links(shape)),)
+    return tuple(part if part.links else Part(part.source, identity_links(shape), part.shape) for part in tensor.parts)
 
 
 def split_moves(
@@ -69,7 +71,8 @@ def split_moves(
         shape, item_nbytes = storage(tensor.dtype, tensor.shape)
         gathers = tuple(Gather(_seen(inputs[part.source], part), part.links) for part in parts_of(name, tensor))
         scatters = tuple(Scatter(place.file, place.offset, part_runs(tensor, place.rank)) for place in places[name])
-        moves.append(Move(name, shape, item_nbytes, gathers, scatters))
+        cast = (tensor.cast, tensor.dtype) if tensor.cast else None
+        moves.append(Move(name, shape, item_nbytes, gathers, scatters, cast))
     moves.sort(key=_first_source)
     return tuple(moves)
 

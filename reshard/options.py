@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from manifests.errors import PlanError
+from reshard.casting import DTYPES
 from reshard.catalogue import PLAN_SOURCES
 
 LAYOUTS = ("runtime", "checkpoint")
@@ -24,6 +25,7 @@ class Options(NamedTuple):
         max_file_nbytes: The most data bytes in one file; 0 for no limit.
         drop_unused: Whether tensors that the model does not use are left out.
         experts: Over how many of the ranks experts are divided; 1 leaves all experts on every rank.
+        dtype: To which numbers of floating point are converted: "bfloat16", "float16" or "float32"; empty for none.
     """
 
     plan: Path | str | Mapping[str, Any] | None = None
@@ -36,6 +38,7 @@ class Options(NamedTuple):
     max_file_nbytes: int = 0
     drop_unused: bool = False
     experts: int = 1
+    dtype: str = ""
 
 
 def check_options(options: Options) -> None:
@@ -46,6 +49,8 @@ def check_options(options: Options) -> None:
     """
     if options.layout not in LAYOUTS:
         raise PlanError(f"layout {options.layout!r}: unknown; known are {', '.join(LAYOUTS)}")
+    if options.dtype and options.dtype not in DTYPES:
+        raise PlanError(f"dtype {options.dtype!r}: unknown; known are {', '.join(DTYPES)}")
     if options.max_file_nbytes < 0:
         raise PlanError(f"max_file_nbytes: {options.max_file_nbytes} is no size; 0 is no limit")
     if options.plan_source not in PLAN_SOURCES:

@@ -30,6 +30,7 @@ from reshard.degrees import (
     shown_degrees,
 )
 from reshard.plans import Matcher, Plan, expand_conditions, modules_of
+from reshard.recipes.scales import SCALE
 from reshard.sizes import ScopedSizes
 
 
@@ -125,13 +126,23 @@ class _Rules:
         return self._experts.find(name) or (None if self._experts.find(parent) else self._rules.find(name))
 
     def for_parameter(self, name: str) -> tuple[Rule | None, bool]:
-        """Return the rule that takes a parameter, and whether it names the parameter rather than its module."""
+        """Return the rule that takes a parameter, and whether it names the parameter rather than its module.
+
+        A rule that names a parameter takes its scales as well.
+        """
+        if name.endswith(SCALE):
+            rule, direct = self._for_parameter(name.removesuffix(SCALE))
+            if direct:
+                return rule, True
+        return self._for_parameter(name)
+
+    def _for_parameter(self, name: str) -> tuple[Rule | None, bool]:
         rule, direct = self._experts.find_for_parameter(name)
         return (rule, direct) if rule else self._rules.find_for_parameter(name)
 
     def within(self, name: str) -> Rule | None:
         """Return the rule that divides the inner width of an expert's parameter."""
-        rule, direct = self._rules.find_for_parameter(name)
+        rule, direct = self._rules.find_for_parameter(name.removesuffix(SCALE))
         return rule if rule and direct and resolve_style(rule.style).cuts else None
 
 
@@ -245,7 +256,8 @@ class _Resolver:
     def _cut(self, rule: Rule, style: Style, name: str, tensor: RuntimeTensor, *, direct: bool) -> Wanted | None:
         """Return the dimension that a rule divides, or None if the tensor has no entries along its axis."""
         module = name.rpartition(".")[0]
-        reference = name if direct else self._weight_of(module, name)
+        reference = name.removesuffix(SCALE) if direct else self._weight_of(module, name)
+        reference = reference if reference in self.tensors or reference in self.tied else name
         defining = self.tensors.get(reference) or self.tied[reference]
         size = defining.shape[_dim(rule, style, defining, reference)]
         axis = self.axes.find(rule, style, name if direct else module, reference, size)
@@ -267,7 +279,7 @@ class _Resolver:
         size = tensor.shape[dim]
         if size == axis.size:
             return 1
-        if name.endswith("_scale_inv") and self.model.scale_blocks:
+        if name.endswith(SCALE) and self.model.scale_blocks:
             unit = self.model.scale_blocks[dim - len(tensor.shape)]
             if -(-axis.size // unit) == size:
                 return unit
@@ -404,6 +416,8 @@ class _Resolver:
                 )
 
     def _attributes(self, meshes: Mapping[str, Mesh]) -> dict[str, dict[str, int]]:
+        if not self.plan.attributes:
+            return {}
         rules = [Rule(pattern, "") for pattern in self.plan.attributes]
         matcher = Matcher(rules)
         attributes: dict[str, dict[str, int]] = {}

@@ -1,7 +1,9 @@
 """Planning: everything that a split will do, decided from headers and integers before a byte moves."""
 
+import gc
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +11,7 @@ from manifests.errors import CheckpointError, PlanError
 from manifests.manifest import TILE_NBYTES, VERSION, Model, Rule, Tensor, digest_of
 from manifests.styles import resolve_style
 from reshard import placing
+from reshard.casting import cast_tensors
 from reshard.catalogue import Architecture
 from reshard.choosing import build_tensors, choose_architecture, choose_plan
 from reshard.moves import Place, build_input, build_program, split_moves
@@ -95,6 +98,19 @@ def locate(model: str | Path, options: Options) -> Folder:
         raise CheckpointError(f"{model}: no such folder here, and as a hub id: {error}") from error
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Do without Python's search for cycles: planning makes none, and a search takes as long as all it has made."""
+    searches = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if searches:
+            gc.enable()
+
+
+@_without_collector()
 def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     """Decide a split of the checkpoint in a folder.
 
@@ -127,6 +143,7 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     unused = tuple(name for name, tensor in resolution.tensors.items() if tensor.unused and not tensor.parts)
     dropped = unused if options.drop_unused else ()
     kept = {name: tensor for name, tensor in resolution.tensors.items() if name not in dropped}
+    kept = cast_tensors(kept, options.dtype, architecture, checkpoint.config)
     key = _key(checkpoint, resolution, kept, world_size, options)
     files = plan_files(kept, world_size, key, FileOptions(options.self_contained, options.max_file_nbytes))
     program = _program(checkpoint, kept, files)

@@ -117,7 +117,7 @@ class Matcher:
 
     def find(self, name: str) -> Rule | None:
         """Return the rule whose pattern fits the whole name, the most literal from the left."""
-        return _descend(self._root, name.split("."), 0)
+        return _descend(self._root, name.split("."), 0) if self._root else None
 
     def find_for_parameter(self, name: str) -> tuple[Rule | None, bool]:
         """Return the rule that takes a parameter, and whether it names the parameter rather than its module."""
@@ -205,16 +205,29 @@ def anchor_rules(plan: Plan, names: Iterable[str], base_prefix: str) -> Plan:
         PlanError: Two prefixes make a rule fit.
     """
     names = list(names)
-    known = set(names) | set(modules_of(names))
-    prefixes = ("", *([base_prefix] if base_prefix else _prefixes(known)))
+    tree = _tree(names)
+    prefixes = ("", *([base_prefix] if base_prefix else _prefixes(names)))
     return plan._replace(
-        rules=tuple(_anchor(rule, known, prefixes, plan.label) for rule in plan.rules),
-        expert_rules=tuple(_anchor(rule, known, prefixes, plan.label) for rule in plan.expert_rules),
+        rules=tuple(_anchor(rule, tree, prefixes, plan.label) for rule in plan.rules),
+        expert_rules=tuple(_anchor(rule, tree, prefixes, plan.label) for rule in plan.expert_rules),
     )
 
 
-def _anchor(rule: Rule, known: set[str], prefixes: tuple[str, ...], label: str) -> Rule:
-    fitting = [prefix for prefix in prefixes if _fits_any(_under(prefix, rule.pattern), known)]
+_Tree = dict[str, Any]
+"""The names of tensors and of their modules, part by part."""
+
+
+def _tree(names: Iterable[str]) -> _Tree:
+    root: _Tree = {}
+    for name in names:
+        node = root
+        for part in name.split("."):
+            node = node.setdefault(part, {})
+    return root
+
+
+def _anchor(rule: Rule, tree: _Tree, prefixes: tuple[str, ...], label: str) -> Rule:
+    fitting = [prefix for prefix in prefixes if _fits_any(_under(prefix, rule.pattern), tree)]
     if len(fitting) > 1 and fitting[0] != "":
         raise PlanError(f"{label}: {rule.pattern}: fits under {' and under '.join(fitting)}; write the whole name")
     return msgspec.structs.replace(rule, pattern=_under(fitting[0], rule.pattern)) if fitting else rule
@@ -224,14 +237,23 @@ def _under(prefix: str, pattern: str) -> str:
     return f"{prefix}.{pattern}" if prefix else pattern
 
 
-def _prefixes(known: set[str]) -> list[str]:
-    heads = {".".join(name.split(".")[:depth]) for name in known for depth in (1, 2) if name.count(".") >= depth}
+def _prefixes(names: Iterable[str]) -> list[str]:
+    heads: set[str] = set()
+    for name in names:
+        first, _, rest = name.partition(".")
+        second, _, more = rest.partition(".")
+        heads.update(([first] if rest else []) + ([f"{first}.{second}"] if more else []))
     return sorted(head for head in heads if not any(part.isdecimal() for part in head.split(".")))
 
 
-def _fits_any(pattern: str, known: set[str]) -> bool:
-    pattern = without_conditions(pattern)
-    if "*" not in pattern:
-        return pattern in known
-    matcher = Matcher([Rule(pattern, "")])
-    return any(matcher.find(name) is not None for name in known)
+def _fits_any(pattern: str, tree: _Tree) -> bool:
+    """Tell whether a pattern fits some name."""
+    return _reaches(tree, without_conditions(pattern).split("."), 0)
+
+
+def _reaches(tree: _Tree, parts: list[str], at: int) -> bool:
+    if at == len(parts):
+        return True
+    if parts[at] == "*":
+        return any(_reaches(node, parts, at + 1) for node in tree.values())
+    return parts[at] in tree and _reaches(tree[parts[at]], parts, at + 1)

@@ -61,13 +61,17 @@ class Scatter(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One tensor: gathered from parts, scattered to files. ``shape`` is in atoms of ``item_nbytes`` bytes."""
+    """One tensor: gathered from parts, scattered to files. ``shape`` is in atoms of ``item_nbytes`` bytes.
+
+    ``cast`` is the dtype of its inputs and its own, if its numbers are converted between them.
+    """
 
     name: str
     shape: tuple[int, ...]
     item_nbytes: int
     gathers: tuple[Gather, ...]
     scatters: tuple[Scatter, ...]
+    cast: tuple[str, str] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -195,16 +199,18 @@ def check_program(
     """
     written: list[list[tuple[int, int]]] = [[] for _ in program.output_files]
     read: dict[Input, list[Box]] = {}
+    divisions: dict[tuple[object, ...], tuple[Move, list[int]]] = {}
     for move in program.moves:
         _check_tiling([_box(gather.links, len(move.shape)) for gather in move.gathers], move.shape, move.name)
         for gather in move.gathers:
-            back = invert_links(gather.links)
-            read.setdefault(gather.source, []).append(_box(back, len(gather.source.shape)))
-        for scatter in move.scatters:
-            if not all(covers(runs, numel(runs)) for runs in scatter.runs):
-                raise ReshardError(f"{move.name}: a part in {program.output_files[scatter.file]} is not written once")
-            nbytes = prod(numel(runs) for runs in scatter.runs) * move.item_nbytes
-            written[scatter.file].append((scatter.offset, scatter.offset + nbytes))
+            back = _box(_back(gather.links), len(gather.source.shape))
+            read.setdefault(gather.source, []).append(back)
+        # The program keeps the runs, so that equal ones are one object and no other has its address.
+        key = (move.shape, *(id(scatter.runs) for scatter in move.scatters))
+        if key not in divisions:
+            divisions[key] = move, [_check_written(scatter, move, program) for scatter in move.scatters]
+        for scatter, atoms in zip(move.scatters, divisions[key][1], strict=True):
+            written[scatter.file].append((scatter.offset, scatter.offset + atoms * move.item_nbytes))
     for source, boxes in read.items():
         _check_tiling(boxes, source.shape, source.name, fill=whole_inputs)
     for file, extents in enumerate(written):
@@ -215,14 +221,27 @@ def check_program(
             end = stop
         if end != output_nbytes[file]:
             raise ReshardError(f"{program.output_files[file]}: written up to {end} of {output_nbytes[file]} bytes")
-    for move in program.moves:
+    for move, _ in divisions.values():
         _check_parts([tuple(invert(runs) for runs in scatter.runs) for scatter in move.scatters], move)
+
+
+def _check_written(scatter: Scatter, move: Move, program: Program) -> int:
+    """Check that each entry of a part is written once; return how many atoms it has."""
+    if not all(covers(runs, numel(runs)) for runs in scatter.runs):
+        raise ReshardError(f"{move.name}: a part in {program.output_files[scatter.file]} is not written once")
+    return prod(numel(runs) for runs in scatter.runs)
+
+
+@lru_cache(maxsize=4096)
+def _back(links: tuple[Link, ...]) -> tuple[Link, ...]:
+    return invert_links(links)
 
 
 Box = tuple[Runs, ...]
 """For every dimension the entries that are taken, as the destinations of runs."""
 
 
+@lru_cache(maxsize=4096)
 def _box(links: tuple[Link, ...], ndim: int) -> Box:
     return tuple(next((link.runs for link in links if link.dst == dim), ()) for dim in range(ndim))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from manifests.errors import OutputError
 from manifests.manifest import is_split
+from reshard.disks import is_on_disk, reserve
 
 
 def check_destination(destination: Path, nbytes: int, *, force: bool) -> None:
@@ -174,6 +175,9 @@ def create_sized(path: Path, header: bytes, nbytes: int) -> None:
     with path.open("xb") as file:
         file.write(header)
         file.truncate(nbytes)
+        if is_on_disk(path):
+            file.flush()
+            reserve(file.fileno(), nbytes)
 
 
 def sync_file(path: Path) -> None:

@@ -40,12 +40,13 @@ class PlannedFile(NamedTuple):
     owners: tuple[int, ...]
     shards: tuple[Shard, ...]
     header: bytes
-    tensors: Mapping[str, StoredTensor]
+    tensors: dict[str, StoredTensor]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole file."""
-        return len(self.header) + sum(shard.nbytes for shard in self.shards)
+        last = next(reversed(self.tensors.values()), None)
+        return len(self.header) + (last.end if last else 0)
 
 
 class FileOptions(NamedTuple):
@@ -76,7 +77,8 @@ def plan_files(
     ranks: list[list[Shard]] = [[] for _ in range(world_size)]
     common: list[Shard] = []
     unused: list[Shard] = []
-    for name, tensor in tensors.items():
+    for name in sorted(tensors, key=natural_key):
+        tensor = tensors[name]
         whole = Shard(name, tensor.dtype, tensor.shape, 0)
         if tensor.unused:
             unused.append(whole)
@@ -107,9 +109,10 @@ def _build_files(
     *,
     keep_empty: bool = False,
 ) -> Iterator[PlannedFile]:
+    """Yield the files of a kind; the shards come in the natural order of their names."""
     if not shards and not keep_empty:
         return
-    groups = _group(sorted(shards, key=lambda shard: natural_key(shard.name)), limit)
+    groups = _group(shards, limit)
     for position, group in enumerate(groups):
         stem = name.removesuffix(".safetensors")
         part = name if len(groups) == 1 else f"{stem}-part-{position + 1:05d}-of-{len(groups):05d}.safetensors"
@@ -123,8 +126,10 @@ def _build_files(
 def _group(shards: list[Shard], limit: int) -> list[list[Shard]]:
     groups: list[list[Shard]] = [[]]
     filled = 0
+    if not limit:
+        return [shards]
     for shard in shards:
-        if limit and groups[-1] and filled + shard.nbytes > limit:
+        if groups[-1] and filled + shard.nbytes > limit:
             groups.append([])
             filled = 0
         groups[-1].append(shard)
@@ -133,18 +138,20 @@ def _group(shards: list[Shard], limit: int) -> list[list[Shard]]:
 
 
 def build_file(name: str, owners: tuple[int, ...], shards: list[Shard], metadata: Mapping[str, str]) -> PlannedFile:
-    """Return the file that holds the shards in aligned order."""
+    """Return the file that holds the shards, which come in the natural order of their names, in aligned order."""
     ordered = tuple(sorted(shards, key=_file_order))
     stored: dict[str, StoredTensor] = {}
     offset = 0
     for shard in ordered:
-        stored[shard.name] = StoredTensor(shard.dtype, shard.shape, offset, offset + shard.nbytes)
-        offset += shard.nbytes
+        end = offset + shard.nbytes
+        stored[shard.name] = StoredTensor(shard.dtype, shard.shape, offset, end)
+        offset = end
     return PlannedFile(name, owners, ordered, encode_header(stored, metadata, DATA_ALIGNMENT), stored)
 
 
-def _file_order(shard: Shard) -> tuple[bool, int, object]:
-    unaligned = shard.nbytes % ALIGNMENT != 0
+def _file_order(shard: Shard) -> int:
+    """Return what sorts the aligned first, then the widest items."""
+    if shard.nbytes % ALIGNMENT == 0:
+        return -ALIGNMENT
     item_nbytes = atom(shard.dtype)[1]
-    alignment = item_nbytes & -item_nbytes
-    return unaligned, -alignment if unaligned else 0, natural_key(shard.name)
+    return -(item_nbytes & -item_nbytes)

@@ -10,6 +10,7 @@ from manifests.dtypes import nbytes as tensor_nbytes
 from manifests.manifest import Manifest, Model, Module, SplitFile, Tensor
 from manifests.natural import kind_of, natural_key
 from manifests.placement import Placement, local_shape
+from reshard.casting import count_casts, names_kept
 from reshard.lines import Facts
 from reshard.merging import Merged
 from reshard.planning import SplitPlan, reason_whole
@@ -38,6 +39,8 @@ def build_split(planned: SplitPlan) -> Facts:
         "rank_0_only": _total(tensor for tensor in tensors.values() if tensor.placement.partial),
         "unused": _total(tensor for tensor in tensors.values() if tensor.unused),
         "dropped": list(planned.dropped),
+        "converted": _converted(tensors),
+        "not_converted": names_kept(tensors, planned.options.dtype),
         "notes": list(planned.resolution.notes),
         "ignored": list(checkpoint.ignored),
     }
@@ -114,6 +117,7 @@ def build_show(out: str, manifest: Manifest, *, every_tensor: bool) -> Facts:
         "attributes": manifest.attributes,
         "ties": manifest.ties,
         "carried": list(manifest.carried),
+        "converted": _converted(manifest.tensors),
         "dropped": list(source.dropped),
     }
     if every_tensor:
@@ -134,7 +138,15 @@ def build_merged(destination: str, merged: Merged) -> Facts:
         "identical": list(merged.identical),
         "rewritten": list(merged.rewritten),
         "dropped": list(merged.dropped),
+        "converted": list(merged.converted),
     }
+
+
+def _converted(tensors: Mapping[str, Tensor]) -> list[Facts]:
+    return [
+        {"from": source, "to": target, "tensors": count}
+        for (source, target), count in sorted(count_casts(tensors).items())
+    ]
 
 
 def _model(model: Model) -> Facts:

@@ -19,6 +19,7 @@ from manifests.manifest import (
     encode_manifest,
 )
 from reshard.engine import Hashes, run_program
+from reshard.engine.limits import BUDGET_NBYTES
 from reshard.options import Options
 from reshard.planning import SplitPlan, default_output, locate, plan_split
 from reshard.program import Program
@@ -54,6 +55,7 @@ def split(
     tp: int,
     force: bool = False,
     jobs: int = 2,
+    memory: int = BUDGET_NBYTES,
     progress: TotalProgress | None = None,
     **options: Any,  # noqa: ANN401 - the fields of Options
 ) -> Manifest:
@@ -65,6 +67,7 @@ def split(
         tp: Number of ranks.
         force: Whether an older split under this name is replaced, once the new one is whole.
         jobs: Number of worker threads.
+        memory: Bytes that the process may take, its buffers above all.
         progress: Called with the bytes finished so far and their total.
         options: The fields of `reshard.options.Options`.
 
@@ -79,11 +82,17 @@ def split(
     """
     planned = plan(model, tp=tp, **options)
     destination = Path(out) if out is not None else default_output(model, tp, planned.options.subfolder)
-    return carry_out(planned, destination, force=force, jobs=jobs, progress=progress)
+    return carry_out(planned, destination, force=force, jobs=jobs, memory=memory, progress=progress)
 
 
 def carry_out(
-    planned: SplitPlan, out: Path, *, force: bool = False, jobs: int = 2, progress: TotalProgress | None = None
+    planned: SplitPlan,
+    out: Path,
+    *,
+    force: bool = False,
+    jobs: int = 2,
+    memory: int = BUDGET_NBYTES,
+    progress: TotalProgress | None = None,
 ) -> Manifest:
     """Make a split that was decided. The weights of a hub id are downloaded here, after everything was checked.
 
@@ -92,6 +101,7 @@ def carry_out(
         out: The folder to make.
         force: Whether an older split under this name is replaced, once the new one is whole.
         jobs: Number of worker threads.
+        memory: Bytes that the process may take, its buffers above all.
         progress: Called with the bytes finished so far and their total.
 
     Raises:
@@ -106,22 +116,35 @@ def carry_out(
         local = folder.download(planned.checkpoint.needed)
         planned = plan_split(local, planned.world_size, planned.options)
     with staged(out, force=force) as staging:
-        return write_split(planned, staging, jobs=jobs, progress=progress)
+        return write_split(planned, staging, jobs=jobs, memory=memory, progress=progress)
 
 
-def write_split(planned: SplitPlan, folder: Path, *, jobs: int = 2, progress: TotalProgress | None = None) -> Manifest:
+def write_split(
+    planned: SplitPlan,
+    folder: Path,
+    *,
+    jobs: int = 2,
+    memory: int = BUDGET_NBYTES,
+    progress: TotalProgress | None = None,
+) -> Manifest:
     """Write all files of a split into a folder, the manifest last.
 
     Raises:
         CheckpointError: The source cannot be read, or changed while it was read.
         OutputError: A file cannot be written.
     """
-    hashes = write_files(planned, planned.program, folder, jobs=jobs, progress=progress)
+    hashes = write_files(planned, planned.program, folder, jobs=jobs, memory=memory, progress=progress)
     return write_manifest(planned, hashes, folder)
 
 
 def write_files(
-    planned: SplitPlan, program: Program, folder: Path, *, jobs: int = 2, progress: TotalProgress | None = None
+    planned: SplitPlan,
+    program: Program,
+    folder: Path,
+    *,
+    jobs: int = 2,
+    memory: int = BUDGET_NBYTES,
+    progress: TotalProgress | None = None,
 ) -> Hashes:
     """Write the files of a program, which is the split's or a share of it, and make their bytes durable.
 
@@ -135,7 +158,8 @@ def write_files(
         create_sized(path, files[path.name].header, files[path.name].nbytes)
     places = {file.name: file.path for file in planned.checkpoint.files if file.path is not None}
     sources = [places[name] for name in program.input_files]
-    hashes = run_program(program, sources, paths, jobs=jobs, progress=counted(progress, program.nbytes_read))
+    report = counted(progress, program.nbytes_read)
+    hashes = run_program(program, sources, paths, jobs=jobs, memory=memory, progress=report)
     for path in paths:
         sync_file(path)
     _check_unchanged(planned.checkpoint)

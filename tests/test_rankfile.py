@@ -12,6 +12,7 @@ from safetensors import safe_open
 from manifests.dtypes import BITS
 from manifests.header import read_header
 from manifests.manifest import Tensor
+from manifests.natural import natural_key
 from manifests.placement import PARTIAL, REPLICATED, Cut, Placement
 from reshard import split
 from reshard.rankfile import FileOptions, PlannedFile, Shard, build_file, plan_files
@@ -90,7 +91,8 @@ def test_data_starts_on_a_page_and_tensors_where_they_are_read(out: Path) -> Non
 
 
 def planned(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> PlannedFile:
-    return build_file("x", (0,), [Shard(name, dtype, shape, 0) for name, (dtype, shape) in tensors.items()], {})
+    names = sorted(tensors, key=natural_key)
+    return build_file("x", (0,), [Shard(name, *tensors[name], 0) for name in names], {})
 
 
 def test_alignment_of_random_files() -> None:

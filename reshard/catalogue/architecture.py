@@ -82,6 +82,8 @@ class Architecture(NamedTuple):
         scopes: Its sub-models that have a plan, the whole included if it is one.
         tie_flags: Where the flag is that decides on a tie, for those that the configuration's own does not decide.
         kept: Parameters that a renaming would spoil, numbers as ``*``: a stored tensor of such a name stays as it is.
+        float32: Patterns of parameters that stay in float32 whatever dtype is asked for; a ``*`` is anything.
+        float32_for_float16: The same, of those that do so only if float16 is asked for.
     """
 
     model_type: str
@@ -100,3 +102,5 @@ class Architecture(NamedTuple):
     scopes: tuple[Scope, ...] = ()
     tie_flags: Mapping[str, str] = {}
     kept: tuple[str, ...] = ()
+    float32: tuple[str, ...] = ()
+    float32_for_float16: tuple[str, ...] = ()

@@ -79,6 +79,8 @@ def _build_architecture(model_type: str, name: str, config: Mapping[str, Any]) -
         scopes=tuple(scopes),
         tie_flags={one: path for path, pairs in of_parts.items() for one in pairs},
         kept=tuple(head.get("kept", entry.get("kept", ()))),
+        float32=tuple(head.get("float32", entry.get("float32", ()))),
+        float32_for_float16=tuple(head.get("float32_for_float16", entry.get("float32_for_float16", ()))),
     )
 
 

@@ -6,19 +6,12 @@ box of a tensor, reads it, cuts it, hashes what it read and what it writes, and 
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from manifests.errors import CheckpointError, OutputError
-from reshard.engine.batches import program_units
-from reshard.engine.files import Files
-from reshard.engine.flows import place_of
 from reshard.engine.limits import BUDGET_NBYTES, limits_of
-from reshard.engine.pool import Pool, Scratch, Unit
-from reshard.engine.running import Machine
-from reshard.engine.streams import Stream
 from reshard.program import Input, Program
 
 Progress = Callable[[int], None]
@@ -60,6 +53,12 @@ def run_program(
         CheckpointError: A source file cannot be read, or became shorter.
         OutputError: A file cannot be written.
     """
+    from reshard.engine.batches import program_units
+    from reshard.engine.files import Files
+    from reshard.engine.finishing import hashes_of, late_units
+    from reshard.engine.pool import Pool
+    from reshard.engine.running import Machine
+
     limits = limits_of(memory, jobs)
     with (
         Files(input_paths, os.O_RDONLY, CheckpointError) as inputs,
@@ -67,29 +66,5 @@ def run_program(
     ):
         machine = Machine(Pool(jobs, 3 * limits.unit), inputs, outputs, limits, progress)
         machine.pool.run(program_units(machine, program))
-        machine.pool.run(_late_units(machine))
-    return _hashes(program, machine)
-
-
-def _late_units(machine: Machine) -> Iterator[Unit]:
-    """Yield units that hash what did not pass in order, tile by tile, from the files."""
-    for stream in (*machine.read.values(), *machine.written.values()):
-        if not stream.whole:
-            for tile in range(stream.begin_again()):
-                yield partial(_hash_tile, stream, tile, machine.limits.band)
-
-
-def _hash_tile(stream: Stream, tile: int, nbytes: int, scratch: Scratch) -> None:
-    stream.hash_tile(tile, scratch.take(nbytes).data)
-
-
-def _hashes(program: Program, machine: Machine) -> Hashes:
-    read = machine.read_hashes | {place: tuple(stream.hashes) for place, stream in machine.read.items()}
-    written = machine.written_hashes | {place: tuple(stream.hashes) for place, stream in machine.written.items()}
-    return Hashes(
-        {gather.source: read[place_of(gather.source)] for move in program.moves for gather in move.gathers},
-        tuple(
-            tuple(written[position, at] for at in range(len(move.scatters)))
-            for position, move in enumerate(program.moves)
-        ),
-    )
+        machine.pool.run(late_units(machine))
+    return Hashes(*hashes_of(program, machine))

@@ -60,7 +60,7 @@ class _Windows:
 
     def takes(self, move: Move) -> bool:
         """Tell whether a move is small and takes its input as it is."""
-        if len(move.gathers) != 1 or not all(move.shape):
+        if len(move.gathers) != 1 or move.cast or not all(move.shape):
             return False
         source, links = move.gathers[0]
         return (

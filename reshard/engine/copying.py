@@ -17,7 +17,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _LANE_NBYTES = 8
 _PANEL_NBYTES = 256 << 10
 """Most bytes of a panel, so that it stays in a core's second cache."""
-_PANEL_ROWS = 256
+_PANEL_LINE_NBYTES = 128
+"""Of a panel in the direction that becomes dense: two lines of the cache, so that each is written once."""
 
 
 def copy_strided(src: Bytes, dst: Bytes, copy: Copy, item_nbytes: int) -> None:
@@ -62,8 +63,8 @@ def _transpose(source: Array, target: Array) -> None:
     if lanes == 1 or target.strides[-2] != target.itemsize or not _divides(target, _LANE_NBYTES):
         whole_rows = 0
     for at in np.ndindex(source.shape[:-2]):
-        for begin in range(0, whole_rows, _PANEL_ROWS):
-            end = min(begin + _PANEL_ROWS, whole_rows)
+        for begin in range(0, whole_rows, _PANEL_LINE_NBYTES // source.itemsize):
+            end = min(begin + _PANEL_LINE_NBYTES // source.itemsize, whole_rows)
             _transpose_lanes(source[at][begin:end], target[at][begin:end], lanes)
         if whole_rows < rows:
             _transpose_items(source[at][whole_rows:], target[at][whole_rows:])

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from manifests.errors import CheckpointError, OutputError, ReshardError
+from reshard.disks import is_on_disk, start_writing_back
 
+_WRITE_BACK_NBYTES = 8 << 20
 _MOST_BUFFERS = 1024
 """In one call of the system."""
 
@@ -15,6 +17,9 @@ class Files:
 
     def __init__(self, paths: Sequence[Path], flags: int, error_type: type[ReshardError]) -> None:
         self.paths = paths
+        self._waiting = [0] * len(paths)
+        """Bytes written to every file on a disk of which the disk was not told."""
+        self._on_disk = [flags != os.O_RDONLY and path.exists() and is_on_disk(path) for path in paths]
         self.descriptors: list[int] = []
         for path in paths:
             try:
@@ -66,6 +71,15 @@ class Files:
                 done += os.pwrite(self.descriptors[file], buffer[done:] if done else buffer, offset + done)
             except OSError as error:
                 raise OutputError(f"{self.paths[file]}: cannot be written: {error.strerror}") from error
+        self._write_back(file, len(buffer))
+
+    def _write_back(self, file: int, nbytes: int) -> None:
+        """Let a disk start to write what it was given, some MiB at a time."""
+        if self._on_disk[file]:
+            self._waiting[file] += nbytes
+            if self._waiting[file] >= _WRITE_BACK_NBYTES:
+                self._waiting[file] = 0
+                start_writing_back(self.descriptors[file])
 
     def write_all(self, file: int, offset: int, buffers: Sequence[memoryview]) -> None:
         """Write buffers one after another from a position.
@@ -80,6 +94,7 @@ class Files:
                 done = os.pwritev(self.descriptors[file], some, offset)
             except OSError as error:
                 raise OutputError(f"{self.paths[file]}: cannot be written: {error.strerror}") from error
+            self._write_back(file, done)
             if done < nbytes:
                 self.write(file, offset + done, memoryview(b"".join(some))[done:])
             offset += nbytes

@@ -8,6 +8,7 @@ parts are cut from it, so that it is read once. Flows that read the same inputs 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from math import prod
 from typing import NamedTuple
 
 from manifests.manifest import Link
@@ -52,12 +53,14 @@ class Flow(NamedTuple):
         item_nbytes: Bytes of an atom.
         inlets: What fills it.
         outlets: What is cut from it.
+        cast: The dtypes of its inputs and its own, if its numbers are converted.
     """
 
     shape: tuple[int, ...]
     item_nbytes: int
     inlets: tuple[Inlet, ...]
     outlets: tuple[Outlet, ...]
+    cast: tuple[str, str] | None = None
 
 
 class Fit(NamedTuple):
@@ -86,7 +89,7 @@ def flow_of(move: Move, position: int) -> Flow:
         Outlet(position, at, scatter.file, scatter.offset, tuple(map(numel, scatter.runs)), _links_of(scatter.runs))
         for at, scatter in enumerate(move.scatters)
     )
-    return Flow(move.shape, move.item_nbytes, inlets, outlets)
+    return Flow(move.shape, move.item_nbytes, inlets, outlets, move.cast)
 
 
 @lru_cache(maxsize=1024)
@@ -133,7 +136,8 @@ def _joined(moves: Sequence[Move], positions: Sequence[int]) -> Flow | None:
     if len(inputs) != 1 or any(len(move.gathers) != 1 for move in moves):
         return None
     (source,) = inputs
-    if sum(move.nbytes for move in moves) != source.nbytes or any(m.item_nbytes != source.item_nbytes for m in moves):
+    kinds = {(move.item_nbytes, move.cast) for move in moves}
+    if sum(prod(move.shape) for move in moves) != prod(source.shape) or len(kinds) > 1:
         return None
     outlets = tuple(
         Outlet(
@@ -147,7 +151,8 @@ def _joined(moves: Sequence[Move], positions: Sequence[int]) -> Flow | None:
         for move, position in zip(moves, positions, strict=True)
         for at, scatter in enumerate(move.scatters)
     )
-    return Flow(source.shape, source.item_nbytes, (Inlet(source, identity_links(source.shape)),), outlets)
+    ((item_nbytes, cast),) = kinds
+    return Flow(source.shape, item_nbytes, (Inlet(source, identity_links(source.shape)),), outlets, cast)
 
 
 def _through(link: Link, runs: tuple[Runs, ...]) -> Link:

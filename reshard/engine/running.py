@@ -29,6 +29,7 @@ from reshard.engine.boxes import (
     natural_grain,
     whole_box,
 )
+from reshard.engine.conversion import convert
 from reshard.engine.copying import Bytes, copy_strided
 from reshard.engine.files import Files
 from reshard.engine.flows import Flow, Inlet, all_boxes, fit, place_of
@@ -221,7 +222,7 @@ class _Bands:
                 continue
             if share.plain == 0 and share.extent * item == nbytes:
                 block = scratch.take(nbytes)
-                read.append(self._read(at, share.begin, block))
+                read.append(self._read(at, share.begin, block, scratch))
                 return read, block
             if block is None:
                 block = scratch.take(nbytes)
@@ -232,23 +233,31 @@ class _Bands:
         item = self.flow.item_nbytes
         if share.plain >= 0:
             begin = share.plain * item
-            yield self._read(at, share.begin, block[begin : begin + share.extent * item])
+            yield self._read(at, share.begin, block[begin : begin + share.extent * item], scratch)
         elif share.dense:
             source = scratch.take(share.extent * item)
-            yield self._read(at, share.begin, source)
+            yield self._read(at, share.begin, source, scratch)
             for copy in share.copies:
                 copy_strided(source, block, _back(copy), item)
         else:
             for whole in share.copies:
                 for copy, extent in _dense_rows(whole):
                     source = scratch.take(extent * item)
-                    yield self._read(at, share.begin + copy.dst, source)
+                    yield self._read(at, share.begin + copy.dst, source, scratch)
                     copy_strided(source, block, _back(copy)._replace(src=0), item)
 
-    def _read(self, at: int, begin: int, buffer: Bytes) -> Piece:
-        stream, first = self.streams[at], begin * self.flow.item_nbytes
-        self.machine.inputs.read_into(stream.file, stream.offset + first, buffer.data)
-        return Piece(stream, first, buffer.data)
+    def _read(self, at: int, begin: int, buffer: Bytes, scratch: Scratch) -> Piece:
+        return _read(self.flow, self.streams[at], begin, buffer, scratch)
+
+
+def _read(flow: Flow, stream: Stream, begin: int, buffer: Bytes, scratch: Scratch) -> Piece:
+    """Fill a buffer with an input's atoms from the one at ``begin``, converted if the flow is; return what was read."""
+    item = flow.inlets[0].source.item_nbytes
+    raw = scratch.take(len(buffer) // flow.item_nbytes * item) if flow.cast else buffer
+    stream.files.read_into(stream.file, stream.offset + begin * item, raw.data)
+    if flow.cast:
+        convert(raw, flow.cast[0], buffer, flow.cast[1])
+    return Piece(stream, begin * item, raw.data)
 
 
 def _back(copy: Copy) -> Copy:
@@ -323,9 +332,7 @@ class _Held:
         read: list[Piece] = []
         done = 0
         for begin, length in _segments(region, part, inlet.source.shape):
-            piece = buffer.data[done : done + length * item]
-            self.machine.inputs.read_into(stream.file, stream.offset + begin * item, piece)
-            read.append(Piece(stream, begin * item, piece))
+            read.append(_read(self.flow, stream, begin, buffer[done : done + length * item], scratch))
             done += length * item
         share = cutter.share(part)
         if share is not None:

@@ -8,7 +8,7 @@ Source: ``convert_and_load_state_dict_in_model`` in ``transformers/core_model_lo
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from reshard.program import identity_links
 from reshard.recipes.lazy import Lazy
 from reshard.recipes.operations import Tensors, Work, apply
 from reshard.recipes.renaming import Renamed, Renamer, stored_order
+from reshard.recipes.scales import scale_converters
 
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 GATHERS = frozenset({"stack", "ernie_experts"})
@@ -56,7 +57,8 @@ def runtime_tensors(
     """
     made: dict[str, RuntimeTensor] = {}
     uses: dict[str, _Use] = {}
-    renamer = Renamer(architecture.renames, architecture.converters)
+    scales = scale_converters(architecture.converters, tensors)
+    renamer = Renamer(architecture.renames, (*architecture.converters, *scales))
     for name in sorted(tensors, key=stored_order):
         renamed = Renamed(name) if _is_kept(name, architecture) else renamer.rename(name)
         target = _under_prefix(renamed.name, architecture)
@@ -69,7 +71,8 @@ def runtime_tensors(
     for target, use in uses.items():
         for name, tensor in _convert(target, use, tensors, lookup_of):
             _add(made, name, tensor)
-    _check_siblings(architecture, uses)
+    for converters in (architecture.converters, scales):
+        _check_siblings(converters, uses)
     _check_taken(tensors, made)
     return made
 
@@ -194,14 +197,14 @@ def _check_taken(tensors: Mapping[str, StoredTensor], made: Mapping[str, Runtime
         raise CheckpointError(f"{min(lost)}: is taken by a conversion, and nothing is made of it")
 
 
-def _check_siblings(architecture: Architecture, uses: Mapping[str, _Use]) -> None:
+def _check_siblings(converters: Iterable[Converter], uses: Mapping[str, _Use]) -> None:
     """Check that a module has all of its stacked tensors or none: one of which nothing is stored is noticed here.
 
     Biases may be missing.
     """
     stacking = {
         converter.targets[0]: converter
-        for converter in architecture.converters
+        for converter in converters
         if any(name in GATHERS for name, *_ in converter.operations) and not converter.targets[0].endswith("bias")
     }
     modules: dict[tuple[str, str], set[str]] = {}

@@ -107,7 +107,7 @@ class UnsaidError(Exception):
 
 
 def export_conversions(model: PreTrainedModel) -> dict[str, Any]:
-    """Return the renames, converters, ignored and kept names of a class.
+    """Return the renames, converters, ignored and kept names of a class, and what of it stays in float32.
 
     Raises:
         UnsaidError: One cannot be said.
@@ -118,6 +118,9 @@ def export_conversions(model: PreTrainedModel) -> dict[str, Any]:
         "converters": [_converter(model, one) for one in transforms if isinstance(one, WeightConverter)],
         "ignored": ignored_names(model),
         "kept": kept_names(model),
+        # `_get_dtype_plan` of modeling_utils.py: these stay in float32 whatever dtype is asked for, or if float16 is.
+        "float32": sorted(model._keep_in_fp32_modules_strict or []),
+        "float32_for_float16": sorted(model._keep_in_fp32_modules or []),
     }
 
 

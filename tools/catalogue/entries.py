@@ -11,7 +11,7 @@ from .plans import PLANS, Used, check_joined, class_plan, config_path, find_scop
 from .small import build_small
 from .values import chosen_by_file, export_defaults, export_tied, export_ties, flat_parts, part_defaults
 
-SHARED = dict.fromkeys(("base_prefix", "renames", "converters", "ignored", "kept"))
+SHARED = dict.fromkeys(("base_prefix", "renames", "converters", "ignored", "kept", "float32", "float32_for_float16"))
 """What classes of one type mostly have alike."""
 
 
