@@ -419,3 +419,44 @@ def test_experts_without_weights_may_be_counted() -> None:
         assert made["experts.all"].shape == (count_of, 4, 2)
     with pytest.raises(CheckpointError, match=r"config\.json says 2 or 3"):
         made_of([f"experts.{i}.w" for i in range(4)], sizes, converters=(converter,))
+
+
+def test_scales_of_experts_are_stacked_and_cut_as_their_weights(tmp_path: Path) -> None:
+    """FP8 experts stored one by one, blocks of 4 x 4: what FP8Experts holds, by hand."""
+    experts, width, hidden, block = 11, 16, 8, 4
+    tensors: dict[str, Tensor] = {}
+    for expert in range(experts):
+        prefix = f"model.layers.0.block_sparse_moe.experts.{expert}"
+        for at, (name, shape) in enumerate(
+            {"w1": (width, hidden), "w3": (width, hidden), "w2": (hidden, width)}.items()
+        ):
+            start = 200 * expert + 50 * at
+            blocks = [size // block for size in shape]
+            tensors[f"{prefix}.{name}.weight"] = count(*shape, start=start, dtype=torch.uint8).view(torch.float8_e4m3fn)
+            tensors[f"{prefix}.{name}.weight_scale_inv"] = count(*blocks, start=start)
+    tensors |= {"model.embed_tokens.weight": count(8, hidden), "lm_head.weight": count(8, hidden, start=9)}
+    config = LLAMA | {
+        "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": experts,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [block, block]},
+    }  # fmt: skip
+    folder = save(tmp_path / "m", tensors, config)
+    split(folder, tmp_path / "out", tp=2)
+    prefix = "model.layers.0.mlp.experts"
+
+    def stacked(name: str) -> Tensor:
+        return torch.stack(
+            [tensors[f"model.layers.0.block_sparse_moe.experts.{expert}.{name}_scale_inv"] for expert in range(experts)]
+        )
+
+    for rank in range(2):
+        held = of_rank(tmp_path / "out", rank, 2)
+        gate, up, down = (stacked(f"{name}.weight") for name in ("w1", "w3", "w2"))
+        gate_up = torch.cat([gate.chunk(2, 1)[rank], up.chunk(2, 1)[rank]], 1)
+        assert held[f"{prefix}.gate_up_proj_scale_inv"][2] == raw(gate_up)
+        assert held[f"{prefix}.down_proj_scale_inv"][2] == raw(down.chunk(2, 2)[rank])
+        assert held[f"{prefix}.gate_up_proj"][1] == (experts, width, hidden)
+    assert merge(tmp_path / "out", tmp_path / "back").rewritten == ()
+    del tensors["model.layers.0.block_sparse_moe.experts.7.w3.weight_scale_inv"]
+    with pytest.raises(CheckpointError) as caught:
+        plan(save(tmp_path / "less", tensors, config), tp=2)
+    assert mentions(caught.value, "gate_up_proj_scale_inv", "11 and 10")
