@@ -15,8 +15,8 @@ from reshard.catalogue import (
     model_types,
 )
 from reshard.catalogue.diffusers import check_names, class_names
+from reshard.model import RuntimeTensor
 from reshard.options import Options
-from reshard.placing import RuntimeTensor
 from reshard.planfile import build_plan, read_plan
 from reshard.plans import Matcher, Plan, anchor_rules
 from reshard.recipes import recipe

@@ -14,6 +14,7 @@ from reshard import placing
 from reshard.casting import cast_tensors
 from reshard.catalogue import Architecture
 from reshard.choosing import build_tensors, choose_architecture, choose_plan
+from reshard.model import Model as RunningModel
 from reshard.moves import Place, build_input, build_program, split_moves
 from reshard.options import Options, check_options
 from reshard.placing import Resolution, check_degree
@@ -132,7 +133,7 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
         tensors = in_stored_order(tensors, stored)
     ties = find_ties(checkpoint, architecture, tensors, options)
     plan = choose_plan(checkpoint, architecture, tensors, ties, options)
-    model = placing.Model(tensors, model_sizes(plan, checkpoint, architecture), ties, _scale_blocks(checkpoint))
+    model = RunningModel(tensors, model_sizes(plan, checkpoint, architecture), ties, _scale_blocks(checkpoint))
     resolution = placing.resolve(model, plan, world_size, options.experts)
     if world_size > MAX_RANKS:
         raise PlanError(f"tp: {world_size} ranks; {MAX_RANKS} at most, a file each")

@@ -8,8 +8,9 @@ from manifests.errors import CheckpointError
 from manifests.header import StoredTensor
 from reshard import placing
 from reshard.choosing import choose_architecture, choose_plan
+from reshard.model import Model, RuntimeTensor
 from reshard.options import Options
-from reshard.placing import Resolution, RuntimeTensor, check_degree
+from reshard.placing import Resolution, check_degree
 from reshard.planning import model_sizes
 from reshard.plans import Plan
 from reshard.sources.checkpoint import Checkpoint, SourceTensor
@@ -56,7 +57,7 @@ def resolve_model(
     runtime = {name: RuntimeTensor(dtype, shape) for name, (dtype, shape) in tensors.items()}
     architecture = choose_architecture(checkpoint, options)
     chosen = choose_plan(checkpoint, architecture, runtime, ties, options)
-    model = placing.Model(runtime, model_sizes(chosen, checkpoint, architecture), ties)
+    model = Model(runtime, model_sizes(chosen, checkpoint, architecture), ties)
     return ResolvedModel(chosen, placing.resolve(model, chosen, world_size, experts))
 
 

@@ -76,10 +76,14 @@ class Sizes:
             return self
         return Sizes(self._formulas, {**self._config, **own}, self._defaults, self._aliases)
 
-    def _from_config(self, name: str) -> int | None:
+    def peek(self, name: str) -> object:
+        """Return what the configuration or its defaults say of a name; it does not count as consulted."""
         found = self._find(name) or self._find(f"text_config.{name}")
         # A null is not an absence: the class then computes the value, as the formulas do.
-        value = found[0] if found else self._defaults.get(self._aliases.get(name, name))
+        return found[0] if found else self._defaults.get(self._aliases.get(name, name))
+
+    def _from_config(self, name: str) -> int | None:
+        value = self.peek(name)
         if value is None:
             return None
         if type(value) is not int:

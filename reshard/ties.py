@@ -9,8 +9,8 @@ from typing import Any
 
 from manifests.errors import CheckpointError
 from reshard.catalogue import Architecture, exported, part_of_config
+from reshard.model import RuntimeTensor
 from reshard.options import Options
-from reshard.placing import RuntimeTensor
 from reshard.sources.checkpoint import Checkpoint
 
 FLAG = "tie_word_embeddings"

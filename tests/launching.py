@@ -5,7 +5,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +36,12 @@ def run_ranks(worker: str, folder: Path, *more: str, world_size: int, timeout_s:
         codes = [process.wait() for process in processes]
     tails = "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
     assert codes == [0] * world_size, f"ranks ended with {codes}:\n{tails}"
+
+
+def gathered(folder: Path, world_size: int) -> dict[str, list[dict[str, Any]]]:
+    """Return what every rank left with `torch.save` in its file, a table by the name of a case, by that name."""
+    ranks = [torch.load(folder / f"rank-{rank}.pt") for rank in range(world_size)]
+    return {name: [found[name] for found in ranks] for name in ranks[0]}
 
 
 def start_rank(command: list[str], rank: int, world_size: int, port: int, log: Path) -> "subprocess.Popen[bytes]":

@@ -5,9 +5,8 @@ All of it is run by `parallel_worker.py` in one launch of one process a rank. Th
 """
 
 import pytest
-import torch
 
-from tests.launching import run_ranks
+from tests.launching import gathered, run_ranks
 from tests.parallel_worker import COMPILED, Model, Outcome
 
 WORLD_SIZE = 2
@@ -22,8 +21,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """What every rank found, by the name of a model."""
     folder = tmp_path_factory.mktemp("compile")
     run_ranks("tests.parallel_worker", folder, "compile", world_size=WORLD_SIZE, timeout_s=TIMEOUT_S)
-    ranks = [torch.load(folder / f"rank-{rank}.pt") for rank in range(WORLD_SIZE)]
-    return {name: [found[name] for found in ranks] for name in ranks[0]}
+    return gathered(folder, WORLD_SIZE)
 
 
 @pytest.mark.parametrize("case", [case for cases in COMPILED.values() for case in cases], ids=lambda case: case.name)

@@ -20,8 +20,8 @@ from manifests.manifest import Part
 from reshard import merge, split, verify
 from reshard.catalogue import exported
 from reshard.choosing import build_tensors, choose_architecture
+from reshard.model import RuntimeTensor
 from reshard.options import Options
-from reshard.placing import RuntimeTensor
 from reshard.sources.checkpoint import open_checkpoint
 from reshard.sources.folder import LocalFolder
 from tests.carrying import carry_out

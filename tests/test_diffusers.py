@@ -5,17 +5,12 @@ process and with its own tensor parallelism.
 """
 
 import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from loader import load_model, open_shard
@@ -38,6 +33,7 @@ from tests.diffusers_worker import (
     flux_inputs,
     outputs,
 )
+from tests.launching import run_ranks
 from tools.export_diffusers import export_catalogue
 
 ROOT = Path(__file__).parent.parent
@@ -81,40 +77,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def outcomes(folder: Path) -> Outcomes:
     """What every rank found, by the name of a case or check."""
-    # The ranks meet in a store of this process, on a port that the system chooses and that is never given up between.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    logs = [folder / f"rank-{rank}.log" for rank in range(WORLD_SIZE)]
-    processes = [start_rank(rank, store.port, folder, log) for rank, log in enumerate(logs)]
-    deadline = time.monotonic() + TIMEOUT_S
-    try:
-        while time.monotonic() < deadline:
-            codes = [process.poll() for process in processes]
-            if None not in codes or any(codes):
-                break
-            time.sleep(0.05)
-    finally:
-        for process in processes:
-            process.kill()
-        codes = [process.wait() for process in processes]
-    tails = "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
-    assert codes == [0] * WORLD_SIZE, f"ranks ended with {codes}:\n{tails}"
+    run_ranks("tests.diffusers_worker", folder, world_size=WORLD_SIZE, timeout_s=TIMEOUT_S)
     ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
     return {name: [found[name] for found in ranks if name in found] for name in ranks[-1]}
-
-
-def start_rank(rank: int, port: int, folder: Path, log: Path) -> "subprocess.Popen[bytes]":
-    environment = {
-        "RANK": str(rank),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    command = [sys.executable, "-m", "tests.diffusers_worker", str(folder)]
-    with log.open("wb") as stream:
-        return subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **environment}, stdout=stream, stderr=subprocess.STDOUT
-        )
 
 
 def refuse_errors(found: list[Outcome]) -> None:

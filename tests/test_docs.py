@@ -1,5 +1,6 @@
 """The guide's example as printed: its files are taken from docs/plans.md, its commands run, their outputs compared."""
 
+import json
 import os
 import re
 import subprocess
@@ -8,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_real_models import model_folder
+
 ROOT = Path(__file__).parent.parent
 GUIDE = (ROOT / "docs" / "plans.md").read_text()
+README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", GUIDE, re.DOTALL)
 
 
@@ -19,12 +23,16 @@ def block(language: str, *words: str) -> str:
     return found
 
 
-COMMANDS = [
-    (command, output)
-    for kind, text in BLOCKS
+PRINTED = [
+    text.removeprefix("$ ").split("\n", 1)
+    for kind, text in [*BLOCKS, *re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)]
     if kind == "console"
-    for command, output in [text.removeprefix("$ ").split("\n", 1)]
-    if re.match(r"reshard (plan |show )?pebble", command)
+]
+COMMANDS = [(command, output) for command, output in PRINTED if re.match(r"reshard (plan |show )?pebble", command)]
+OF_A_REAL_MODEL = [
+    (command, output)
+    for command, output in PRINTED
+    if re.match(r"reshard (build/models/)?smollm2 ", command) and "..." not in output
 ]
 
 
@@ -54,10 +62,25 @@ def run(command: str, folder: Path) -> str:
 
 def test_there_are_commands_to_run() -> None:
     assert len(COMMANDS) >= 6
+    assert len(OF_A_REAL_MODEL) >= 3
 
 
 @pytest.mark.parametrize(("command", "output"), COMMANDS, ids=[command for command, _ in COMMANDS])
 def test_a_command_prints_what_the_guide_says(command: str, output: str, folder: Path) -> None:
+    assert without_times(run(command, folder)) == without_times(output)
+
+
+@pytest.mark.parametrize(("command", "output"), OF_A_REAL_MODEL, ids=[command for command, _ in OF_A_REAL_MODEL])
+def test_a_command_on_a_real_model_prints_what_the_page_says(command: str, output: str, folder: Path) -> None:
+    model = model_folder("smollm2")
+    for link in (folder / "smollm2", folder / "build" / "models" / "smollm2"):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.exists():
+            link.symlink_to(model)
+    rules = json.loads(block("json", '"lm_head": "colwise_gather_output"'))
+    (folder / "hf.json").write_text(json.dumps(rules))
+    del rules["embed_tokens"]
+    (folder / "hf-without-embedding.json").write_text(json.dumps(rules))
     assert without_times(run(command, folder)) == without_times(output)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.launching import run_ranks
+from tests.launching import gathered, run_ranks
 from tests.parallel_worker import MODELS, Model, Outcome
 
 WORLD_SIZE = 2
@@ -25,8 +25,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """What every rank found, by the name of a model or check."""
     folder = tmp_path_factory.mktemp("parallelize")
     run_ranks("tests.parallel_worker", folder, "parallelize", world_size=WORLD_SIZE, timeout_s=TIMEOUT_S)
-    ranks = [torch.load(folder / f"rank-{rank}.pt") for rank in range(WORLD_SIZE)]
-    return {name: [found[name] for found in ranks] for name in ranks[0]}
+    return gathered(folder, WORLD_SIZE)
 
 
 def found(outcomes: Outcomes, name: str) -> list[Outcome]:

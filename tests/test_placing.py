@@ -14,7 +14,8 @@ from manifests.expression import parse_axis
 from manifests.manifest import Module
 from reshard import merge, plan, split, verify
 from reshard.degrees import choose_mesh
-from reshard.placing import Model, RuntimeTensor, resolve
+from reshard.model import Model, RuntimeTensor
+from reshard.placing import resolve
 from reshard.plans import Plan, build_rule
 from reshard.sizes import ScopedSizes, Sizes
 from tests.checkpoints import LLAMA, count, mentions, of_rank, raw, save

@@ -16,7 +16,7 @@ from manifests.header import StoredTensor
 from manifests.manifest import Part
 from reshard import merge, plan, split, verify
 from reshard.catalogue.architecture import Architecture, Converter, Rename
-from reshard.placing import RuntimeTensor
+from reshard.model import RuntimeTensor
 from reshard.recipes.recipe import runtime_tensors
 from tests.checkpoints import LLAMA, count, mentions, of_rank, raw, save, save_indexed
 

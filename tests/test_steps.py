@@ -13,7 +13,7 @@ import torch
 from manifests.styles import STYLES
 from reshard import split
 from tests.checkpoints import save
-from tests.launching import run_ranks
+from tests.launching import gathered, run_ranks
 from tests.steps_worker import CASES, CHECKS, EMBEDDING, PAIR, Case, Outcome, outputs, whole_module
 
 WORLD_SIZE = 2
@@ -39,8 +39,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     split(save_module(PAIR, folder / "source" / "four"), folder / "four", tp=4, plan=PAIR.plan)
     prepare_folders_of_ranks(folder)
     run_ranks("tests.steps_worker", folder, world_size=WORLD_SIZE, timeout_s=TIMEOUT_S)
-    ranks = [torch.load(folder / f"rank-{rank}.pt") for rank in range(WORLD_SIZE)]
-    return {name: [found[name] for found in ranks] for name in ranks[0]}
+    return gathered(folder, WORLD_SIZE)
 
 
 def save_module(case: Case, folder: Path) -> Path:

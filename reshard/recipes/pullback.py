@@ -18,8 +18,9 @@ from manifests.layout import Axis, Factor, Mesh, Segment
 from manifests.manifest import Link, Part, Rule, Tensor
 from manifests.placement import Cut, Placement, bound_axis, dim_runs
 from manifests.runs import Runs, compose, expand
+from reshard.model import RuntimeTensor
 from reshard.moves import part_runs, parts_of
-from reshard.placing import Resolution, RuntimeTensor
+from reshard.placing import Resolution
 from reshard.plans import modules_of
 
 NOTE = (

@@ -19,7 +19,7 @@ from manifests.header import StoredTensor
 from manifests.manifest import Part
 from manifests.natural import kind_of
 from reshard.catalogue.architecture import Architecture, Converter
-from reshard.placing import RuntimeTensor
+from reshard.model import RuntimeTensor
 from reshard.program import identity_links
 from reshard.recipes.lazy import Lazy
 from reshard.recipes.operations import Tensors, Work, apply

@@ -1,13 +1,13 @@
 """Tiny random models of the catalogue's types, built by transformers, which is imported only where one is built."""
 
 import dataclasses
-import math
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from loader.tiny import randomize
 from tools.sweep.sizes import PARTS, SIZES
 from tools.sweep.types import CLASSES, COMPOSITES, TYPES
 
@@ -67,21 +67,3 @@ def tiny_model(model_type: str, values: Mapping[str, Any]) -> Any:
         model.generation_config.eos_token_id = None
         model.generation_config.pad_token_id = 0
     return model
-
-
-@torch.no_grad()
-def randomize(model: torch.nn.Module, *, seed: int) -> None:
-    """Draw matrices anew by their fan-in and biases around zero; move norms and stored buffers off their values."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if not tensor.is_floating_point():
-            continue
-        noise = torch.randn(tensor.shape, generator=generator)
-        if tensor.ndim > 1:
-            tensor.copy_(noise / math.sqrt(tensor.shape[-1]))
-        elif name.endswith("bias"):
-            tensor.copy_(0.3 * noise)
-        elif isinstance(tensor, torch.nn.Parameter):
-            tensor.add_(0.1 * noise)
-        else:
-            tensor.mul_(1 + 0.1 * noise)

@@ -1,0 +1,99 @@
+"""What surrounds the ranks' forwards: the steps of modules, and the attributes that are other ones on a rank."""
+
+from collections.abc import Mapping
+
+from manifests.errors import PlanError
+from manifests.expression import evaluate
+from manifests.layout import Mesh
+from manifests.manifest import Module, Rule
+from manifests.styles import Style, resolve_style
+from reshard.degrees import Demand, World
+from reshard.plans import Matcher, Plan, modules_of
+from reshard.wishes import Wishes
+
+
+class Surroundings:
+    """Finds the steps and the attributes of a model's modules."""
+
+    def __init__(self, plan: Plan, world: World, wishes: Wishes) -> None:
+        self._plan = plan
+        self._world = world
+        self._wishes = wishes
+
+    def modules(self, demands: Mapping[str, Demand]) -> dict[str, Module]:
+        """Return the steps of every module that has some."""
+        modules: dict[str, Module] = {}
+        owners = modules_of(self._wishes.tensors)
+        for module in (*owners, *self._without_tensors(owners)):
+            rule = self._wishes.find.for_module(module)
+            if rule is None:
+                continue
+            style = resolve_style(rule.style)
+            weight_name = self._wishes.weight_of(module, module)
+            weight = demands.get(weight_name)
+            if style.cuts and (weight is None or self._wishes.rules[weight_name] is not rule):
+                continue
+            self._wishes.effective.add(rule.pattern)
+            if style.before == "route_local":
+                modules[module] = self._routed(style, module, demands)
+            elif style.before or style.after or style.own:
+                axis = str(weight.cuts[0].axis) if weight else ""
+                modules[module] = Module(style.name, style.before, style.after, axis)
+        return modules
+
+    def _without_tensors(self, owners: list[str]) -> list[str]:
+        """Return the identities that rules name inside of modules with tensors; no tensor's name tells of them."""
+        found: list[str] = []
+        for rule in self._plan.rules:
+            parent, _, leaf = rule.pattern.rpartition(".")
+            if resolve_style(rule.style).before == "divide_input" and parent and leaf != "*":
+                inside = Matcher([Rule(parent, "")])
+                names = [f"{owner}.{leaf}" for owner in owners if inside.find(owner)]
+                found += [name for name in names if name not in owners]
+        return found
+
+    def _routed(self, style: Style, module: str, demands: Mapping[str, Demand]) -> Module:
+        """Return the steps of experts that are divided over ranks."""
+        mine = [demand for demand in demands.values() if demand.group == module and "ep" in demand.mesh_axes]
+        axes = {str(demand.cuts[0].axis) for demand in mine}
+        if len(axes) != 1:
+            found = " and ".join(sorted(axes)) or "nothing"
+            raise PlanError(f"{self._plan.label}: {module}: {style.name} needs experts divided alike, found {found}")
+        copied = [demand.name for demand in mine if "etp" not in demand.mesh_axes]
+        if 0 < len(copied) < len(mine):
+            ranks = self._world.size // self._world.experts
+            raise PlanError(
+                f"{self._plan.label}: {module}: ep {self._world.experts} leaves {ranks} ranks for each expert, and no "
+                f"rule divides {copied[0]} over them, as the others are; ep {self._world.size} would do"
+            )
+        mesh = self._world.expert_mesh("rep" if copied else "etp") or ()
+        return Module(style.name, style.before, style.after, axes.pop(), mesh)
+
+    def attributes(self, meshes: Mapping[str, Mesh]) -> dict[str, dict[str, int]]:
+        """Return what to set on modules, given the mesh of every group of heads."""
+        if not self._plan.attributes:
+            return {}
+        rules = [Rule(pattern, "") for pattern in self._plan.attributes]
+        matcher = Matcher(rules)
+        attributes: dict[str, dict[str, int]] = {}
+        for module in modules_of(self._wishes.tensors):
+            rule = matcher.find(module)
+            if rule is None:
+                continue
+            mesh = {"tp": self._world.size, **dict(meshes.get(module, (("kv", 1), ("rep", 1))))}
+            changed: dict[str, int] = {}
+            for name, formula in self._plan.attributes[rule.pattern].items():
+                alone = self._evaluate(formula, dict.fromkeys((*mesh, "kv", "rep"), 1), module)
+                local = self._evaluate(formula, mesh, module)
+                if local != alone:
+                    changed[name] = local
+            if changed:
+                attributes[module] = changed
+        return attributes
+
+    def _evaluate(self, formula: str, mesh: Mapping[str, int], module: str) -> int:
+        try:
+            sizes = self._wishes.axes.sizes_in(module)
+            return evaluate(formula, lambda name: mesh[name] if name in mesh else sizes(name))
+        except PlanError as error:
+            raise PlanError(f"{self._plan.label}: attributes of {module}: {error}") from error
