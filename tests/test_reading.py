@@ -1,11 +1,10 @@
 """The ways of reading a rank's files: what they give, what they cost, and what they notice."""
 
-import ctypes
-import gc
 import json
-import mmap
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from manifests.errors import LoadError
 from manifests.manifest import TILE_NBYTES, read_manifest
 from reshard import split
 from tests.checkpoints import count, mentions, save
-from tests.launching import run_ranks
+from tests.launching import ROOT, run_ranks
 from tools.sweep.tiny import tiny_model
 
 MIB = 1 << 20
@@ -193,32 +192,13 @@ def test_what_is_hashed(read: str, verify: str, hashed: bool) -> None:
     assert ways.choose_check(verify, read) is hashed
 
 
-def memory(field: str) -> int:
-    """Return a field of this process's status, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
-
-
-def give_back() -> None:
-    """Give back the memory of earlier tests, which would be given back at some time later."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-
-
-def bytes_read() -> int:
-    """Return the bytes that this process got from read calls."""
-    return int(Path("/proc/self/io").read_text().split()[1])
-
-
-def resident(tensor: torch.Tensor) -> int:
-    """Return how many bytes of a tensor's whole pages this process has in its page table, from ``pagemap``."""
-    first, stop = -(-tensor.data_ptr() // mmap.PAGESIZE), (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE
-    if stop <= first:
-        return 0
-    with Path("/proc/self/pagemap").open("rb", buffering=0) as stream:
-        stream.seek(8 * first)
-        entries = (ctypes.c_uint64 * (stop - first)).from_buffer_copy(stream.read(8 * (stop - first)))
-    return mmap.PAGESIZE * sum(entry >> 63 for entry in entries)
+def measured(folder: Path, way: str) -> dict[str, int]:
+    """Return what a process of its own, which has loaded the split before, needs to load it again."""
+    command = [sys.executable, "-m", "tests.memory_worker", str(folder), way]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -228,39 +208,30 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny_model("llama", {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 3, "head_dim": 64})
     model.save_pretrained(root / "f32")
     split(root / "f32", root / "tp1", tp=1)
-    load_model(root / "tp1")
     return root / "tp1"
 
 
 def test_nothing_of_a_mapped_model_is_read_copied_or_initialised(llama: Path):
     weights = sum(path.stat().st_size for path in llama.glob("*.safetensors"))
     assert weights > 40 * MIB
-    give_back()
-    before = memory("RssAnon"), bytes_read()
-    model = load_model(llama)
-    grown, read = memory("RssAnon") - before[0], bytes_read() - before[1]
+    found = measured(llama, "mmap")
     # The measure is of pages: some are the interpreter's own.
-    assert grown <= weights // 100
+    assert found["grown"] <= weights // 100
     # Headers, the manifest and configurations.
-    assert read < MIB
-    assert sum(resident(parameter) for parameter in model.parameters()) == 0
-    with torch.inference_mode():
-        model(torch.tensor([[5, 6, 7]]))
+    assert found["read"] < MIB
+    assert found["resident"] == 0
     # The measure sees pages that are used.
-    assert resident(model.model.layers[0].mlp.up_proj.weight) > 3 * MIB
+    assert found["used"] > 3 * MIB
 
 
 def test_a_model_that_was_read_is_held_once(llama: Path):
     weights = sum(path.stat().st_size for path in llama.glob("*.safetensors"))
-    give_back()
-    before = memory("RssAnon"), bytes_read()
-    model = load_model(llama, read="read")
-    grown, read = memory("RssAnon") - before[0], bytes_read() - before[1]
-    assert 0.9 * weights < grown < 1.05 * weights
-    assert weights - MIB < read < 1.01 * weights + MIB
+    found = measured(llama, "read")
+    assert 0.9 * weights < found["grown"] < 1.05 * weights
+    assert weights - MIB < found["read"] < 1.01 * weights + MIB
     with torch.inference_mode():
         ids = torch.tensor([[5, 6, 7]])
-        assert torch.equal(model(ids).logits, load_model(llama)(ids).logits)
+        assert torch.equal(load_model(llama, read="read")(ids).logits, load_model(llama)(ids).logits)
 
 
 def test_a_model_with_a_changed_byte(llama: Path, tmp_path: Path):
