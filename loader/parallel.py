@@ -21,7 +21,6 @@ from loader.shard import Shard
 from manifests.errors import LoadError
 from manifests.manifest import Manifest, Model, Source, Tensor, digest_of
 from manifests.placement import dim_runs
-from manifests.runtime import RuntimeTensor
 
 _DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items() if name != "F4"}
 
@@ -170,7 +169,7 @@ class _Part(Shard):
         return len(self.manifest.tensors)
 
 
-def _cut(whole: torch.Tensor, tensor: Tensor | RuntimeTensor, rank: int) -> torch.Tensor:
+def _cut(whole: torch.Tensor, tensor: Tensor, rank: int) -> torch.Tensor:
     """Return a rank's part of a tensor, in memory of its own where anything is left out."""
     # Not every dtype of one byte can be indexed; bytes can.
     part = whole.view(torch.uint8) if whole.element_size() == 1 else whole

@@ -1,4 +1,4 @@
-"""The manifest: what a split is, as types, and their one encoding.
+"""The manifest: what a split is (`manifests.contents`), in its one encoding (`manifests.wire`).
 
 The manifest alone says what every rank holds and where each of its bytes came from. FORMAT.md beside this file states
 the format for readers in other languages. There is no time, host or user in it: the same input gives the same bytes.
@@ -7,22 +7,32 @@ the format for readers in other languages. There is no time, host or user in it:
 import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import msgspec
 import xxhash
 
+from manifests.columns import TILE_NBYTES as TILE_NBYTES
+from manifests.columns import Extent as Extent
+from manifests.columns import Extents as Extents
+from manifests.columns import SourceTensor as SourceTensor
+from manifests.contents import FORMAT, VERSION
+from manifests.contents import Link as Link
+from manifests.contents import Manifest as Manifest
+from manifests.contents import Model as Model
+from manifests.contents import Module as Module
+from manifests.contents import Part as Part
+from manifests.contents import Rule as Rule
+from manifests.contents import Source as Source
+from manifests.contents import SourceFile as SourceFile
+from manifests.contents import SplitFile as SplitFile
+from manifests.contents import Tensor as Tensor
 from manifests.errors import ManifestError
-from manifests.layout import Mesh
-from manifests.lines import encode_in_lines
-from manifests.placement import REPLICATED, Placement
-from manifests.runs import Run
+from manifests.wire import ExtentTable, PartTable, TensorTable, WireSource
 
-FORMAT = "reshard"
-VERSION = 1
 MANIFEST_NAME = "manifest.json"
-TILE_NBYTES = 4 << 20
 
 Decoded = TypeVar("Decoded")
 
@@ -31,205 +41,19 @@ _END_NBYTES = 32 + len(_END)
 """The digest in hexadecimal and what follows it."""
 
 
-class Link(msgspec.Struct, frozen=True, array_like=True):
-    """How one dimension of a source runs into one dimension of a tensor.
-
-    Attributes:
-        src: Dimension of the source, or None where the source has none: it is stacked at the run's ``dst``.
-        dst: Dimension of the tensor, or None where only entry ``src`` of the source's dimension is taken.
-        runs: The copied entries, in atoms of the dtype.
-    """
-
-    src: int | None
-    dst: int | None
-    runs: tuple[Run, ...]
-
-
-class Part(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One source's contribution to a tensor: the product of its links. No links: the whole source as it is.
-
-    Attributes:
-        source: The source tensor's name.
-        links: From its dimensions to the tensor's.
-        shape: What the links take for its shape, of as many elements; its own if empty.
-    """
-
-    source: str
-    links: tuple[Link, ...] = ()
-    shape: tuple[int, ...] = ()
-
-
-class Tensor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A tensor of the running model.
-
-    Attributes:
-        dtype: As in the safetensors header.
-        shape: The whole tensor's shape, in elements.
-        placement: How it is divided.
-        parts: Where it came from; none means the whole source tensor of the same name.
-        unused: Whether no rank needs it: it is kept for merging only, under its stored name, with ``.unused`` after it
-            if only a part of the stored tensor is not needed.
-        cast: The dtype of what it came from, if the split converted it; empty if it did not.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    placement: Placement = REPLICATED
-    parts: tuple[Part, ...] = ()
-    unused: bool = False
-    cast: str = ""
-
-
-class Extent(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor's part in one file.
-
-    Attributes:
-        offset: First byte, counted from the start of the file's data.
-        nbytes: Bytes of the part.
-        tiles: xxh3-128 of every 4 MiB of the part, in hexadecimal.
-    """
-
-    offset: int
-    nbytes: int
-    tiles: tuple[str, ...]
-
-
-class SplitFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A safetensors file of the split.
-
-    Attributes:
-        name: Its name in the folder.
-        owners: The ranks that open it; none for tensors that no rank needs.
-        nbytes: Bytes of the whole file.
-        data_offset: Where the data starts, in bytes from the start of the file.
-        header: xxh3-128 of the header text, padding included.
-        tensors: What it holds, in order.
-    """
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`SplitFile`."""
 
     name: str
     owners: tuple[int, ...]
     nbytes: int
     data_offset: int
     header: str
-    tensors: dict[str, Extent]
+    tensors: ExtentTable
 
 
-class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor of the source.
-
-    Attributes:
-        dtype: As in the safetensors header.
-        shape: In elements.
-        offset: First byte, counted from the start of its file's data.
-        tiles: xxh3-128 of every 4 MiB, taken as the split read it, in hexadecimal.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    tiles: tuple[str, ...]
-
-
-class SourceFile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A safetensors file of the source.
-
-    Attributes:
-        name: Its name relative to the source folder.
-        nbytes: Bytes of the whole file.
-        header: xxh3-128 of the header text.
-        tensors: What it held, in order of offset.
-        metadata: Its ``__metadata__``.
-    """
-
-    name: str
-    nbytes: int
-    header: str
-    tensors: dict[str, SourceTensor]
-    metadata: dict[str, str] | None = None
-
-
-class Source(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The checkpoint that was split.
-
-    Attributes:
-        files: Its safetensors files.
-        index: The name of its index file, if it had one.
-        repo: The hub id, for a checkpoint of the hub.
-        revision: The hub commit.
-        dropped: Stored names of tensors that were left out on request.
-    """
-
-    files: tuple[SourceFile, ...]
-    index: str = ""
-    repo: str = ""
-    revision: str = ""
-    dropped: tuple[str, ...] = ()
-
-
-class Model(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The model class that the tensors are for.
-
-    Attributes:
-        library: "transformers", "diffusers", or "" for any torch module.
-        type: The configuration's model type.
-        architecture: The class, as ``architectures`` in the configuration names it.
-    """
-
-    library: str = ""
-    type: str = ""
-    architecture: str = ""
-
-
-class Module(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What happens around one module's forward.
-
-    Attributes:
-        style: The style that the plan gave it.
-        before: The step on its inputs.
-        after: The step on its output.
-        axis: The divided axis that a step refers to: ids for mask_ids, input features for slice_input, output
-            features for all_gather, experts for route_local.
-        mesh: What the axis is divided over, where that is not all ranks.
-    """
-
-    style: str
-    before: str = ""
-    after: str = ""
-    axis: str = ""
-    mesh: Mesh = ()
-
-
-class Rule(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One rule of the plan, as it was applied."""
-
-    pattern: str
-    style: str
-    layout: str = ""
-    blocks: tuple[int, ...] = ()
-    dim: int | None = None
-
-
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A whole split.
-
-    Attributes:
-        format: Always "reshard".
-        version: Of the format.
-        key: xxh3-128 of all that decides the output bytes; every file of the split carries it.
-        world_size: Number of ranks.
-        layout: "runtime" or "checkpoint": whose names and layout the tensors have.
-        model: The class that they are for.
-        source: The checkpoint that was split.
-        plan: The rules that applied.
-        sizes: The numbers that layouts were bound with.
-        tensors: Every tensor, by its name in the layout.
-        files: Every safetensors file.
-        ties: Parameters that are another one: name to name.
-        modules: What happens around the forward of modules, by module name.
-        attributes: What to set on modules, the same on every rank: module name to attribute to value.
-        carried: xxh3-128 of every other file that was carried over.
-        digest: xxh3-128 of this manifest, encoded with an empty digest.
-    """
+class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`Manifest`, whose members come in this order."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -237,11 +61,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     world_size: int
     layout: str
     model: Model
-    source: Source
+    source: WireSource
     plan: tuple[Rule, ...]
     sizes: dict[str, int]
-    tensors: dict[str, Tensor]
-    files: tuple[SplitFile, ...]
+    tensors: TensorTable
+    parts: PartTable
+    files: tuple[_File, ...]
     ties: dict[str, str]
     modules: dict[str, Module]
     attributes: dict[str, dict[str, int]]
@@ -261,8 +86,53 @@ def digest_of(value: Any) -> str:  # noqa: ANN401 - anything that msgspec encode
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the bytes of ``manifest.json``, its digest filled in."""
-    head = encode_in_lines(msgspec.structs.replace(manifest, digest="")).removesuffix(b'"}')
-    return head + xxhash.xxh3_128_hexdigest(head + b'"}').encode() + _END
+    return b"".join(encoded(manifest))
+
+
+def encoded(manifest: Manifest) -> Iterator[bytes]:
+    """Yield the bytes of ``manifest.json`` piece by piece, its digest at the end: a large one is in no memory whole."""
+    hasher = xxhash.xxh3_128()
+    for piece in _pieces(manifest):
+        hasher.update(piece)
+        yield piece
+    hasher.update(b'"}')
+    yield hasher.hexdigest().encode() + _END
+
+
+def _pieces(manifest: Manifest) -> Iterator[bytes]:
+    """Yield all but the digest and what follows it."""
+    before = b"{"
+    for name in _Manifest.__struct_fields__:
+        yield before + msgspec.json.encode(name) + b":"
+        before = b","
+        if name == "source":
+            yield from _on_a_line(WireSource.of(manifest.source))
+        elif name == "tensors":
+            yield msgspec.json.encode(TensorTable.of(manifest.tensors))
+        elif name == "parts":
+            stored = chain.from_iterable(file.tensors for file in manifest.source.files)
+            numbers = {source: number for number, source in enumerate(stored)}
+            yield from _on_a_line(PartTable.of(manifest.tensors, numbers))
+        elif name == "files":
+            yield from _files(manifest.files)
+        else:
+            yield b'"' if name == "digest" else msgspec.json.encode(getattr(manifest, name))
+
+
+def _files(files: Iterable[SplitFile]) -> Iterator[bytes]:
+    before = b"["
+    for file in files:
+        rest = {name: getattr(file, name) for name in file.__struct_fields__ if name != "tensors"}
+        yield before + msgspec.json.encode(rest).removesuffix(b"}") + b',"tensors":'
+        yield from _on_a_line(ExtentTable.of(Extents.of(file.tensors)))
+        before = b"},"
+    yield b"[]" if before == b"[" else b"}]"
+
+
+def _on_a_line(value: object) -> Iterator[bytes]:
+    yield b"\n"
+    yield msgspec.json.encode(value)
+    yield b"\n"
 
 
 def decode_manifest(text: bytes, label: str = MANIFEST_NAME) -> Manifest:
@@ -271,13 +141,31 @@ def decode_manifest(text: bytes, label: str = MANIFEST_NAME) -> Manifest:
     Raises:
         ManifestError: Not a manifest, of another version, with an unknown field, or not what was written.
     """
-    manifest = decode_as(Manifest, text, label)
+    wire = decode_as(_Manifest, text, label)
+    try:
+        manifest = _expanded(wire)
+    except ManifestError as error:
+        raise ManifestError(f"{label}: {error}") from error
     source = manifest.source
     read = [file.name for file in source.files]
     check_names(
         (*(file.name for file in manifest.files), *read, *manifest.carried, *filter(None, [source.index])), label
     )
     return manifest
+
+
+def _expanded(wire: _Manifest) -> Manifest:
+    members = {name: getattr(wire, name) for name in wire.__struct_fields__}
+    stored = [*chain.from_iterable(file.tensors.names for file in wire.source.files)]
+    return Manifest(
+        **{name: value for name, value in members.items() if name not in ("source", "tensors", "parts", "files")},
+        source=wire.source.expand(),
+        tensors=wire.tensors.expand(wire.parts.expand(stored)),
+        files=tuple(
+            SplitFile(file.name, file.owners, file.nbytes, file.data_offset, file.header, file.tensors.expand())
+            for file in wire.files
+        ),
+    )
 
 
 def decode_as(kind: type[Decoded], text: bytes, label: str, part: bytes = b"") -> Decoded:

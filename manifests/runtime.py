@@ -8,32 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from manifests.lines import outline
-from manifests.manifest import (
-    FORMAT,
-    MANIFEST_NAME,
-    VERSION,
-    Extent,
-    Model,
-    Module,
-    check_names,
-    decode_as,
-    read_text,
-)
-from manifests.placement import REPLICATED, Placement
-
-
-class RuntimeTensor(msgspec.Struct, frozen=True, gc=False):
-    """A tensor of the running model: `manifests.manifest.Tensor` without its parts."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    placement: Placement = REPLICATED
-    unused: bool = False
+from manifests.columns import Extents
+from manifests.contents import FORMAT, VERSION, Model, Module, Tensor
+from manifests.errors import ManifestError
+from manifests.manifest import MANIFEST_NAME, check_names, decode_as, read_text
+from manifests.wire import ExtentTable, TensorTable, outline
 
 
 class RuntimeFile(msgspec.Struct, frozen=True):
-    """A safetensors file of the split: `manifests.manifest.SplitFile`, its tensors not decoded yet."""
+    """A safetensors file of the split: `manifests.contents.SplitFile`, its tensors not decoded yet."""
 
     name: str
     owners: tuple[int, ...]
@@ -43,12 +26,8 @@ class RuntimeFile(msgspec.Struct, frozen=True):
     tensors: msgspec.Raw
 
 
-class RuntimeManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A split, as a loader sees it: fields of `manifests.manifest.Manifest`.
-
-    Attributes:
-        lines: The lines of the manifest that are not decoded yet.
-    """
+class _Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`RuntimeManifest`, as it is in the file."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -56,19 +35,49 @@ class RuntimeManifest(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     layout: str
     model: Model
-    tensors: dict[str, RuntimeTensor]
+    tensors: TensorTable
     files: tuple[RuntimeFile, ...]
     ties: dict[str, str]
     modules: dict[str, Module]
     attributes: dict[str, dict[str, int]]
     carried: dict[str, str]
-    lines: tuple[memoryview, ...] = ()
 
-    def extents(self, file: RuntimeFile) -> dict[str, Extent]:
-        """Return what a file holds, in order."""
+
+class RuntimeManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A split, as a loader sees it: fields of `manifests.contents.Manifest`; tensors have no parts.
+
+    Attributes:
+        label: How messages name the manifest.
+        lines: The lines of the manifest that are not decoded yet.
+    """
+
+    format: str
+    version: int
+    key: str
+    world_size: int
+    layout: str
+    model: Model
+    tensors: dict[str, Tensor]
+    files: tuple[RuntimeFile, ...]
+    ties: dict[str, str]
+    modules: dict[str, Module]
+    attributes: dict[str, dict[str, int]]
+    carried: dict[str, str]
+    label: str
+    lines: tuple[memoryview, ...]
+
+    def extents(self, file: RuntimeFile) -> Extents:
+        """Return what a file holds, in order.
+
+        Raises:
+            ManifestError: It is not readable.
+        """
         held = bytes(file.tensors)
-        text = self.lines[int(held)] if held.isdigit() else held
-        return msgspec.json.decode(text, type=dict[str, Extent])
+        try:
+            text = self.lines[int(held)] if held.isdigit() else held
+            return msgspec.json.decode(text, type=ExtentTable).expand()
+        except (msgspec.MsgspecError, RecursionError, IndexError, ManifestError) as error:
+            raise ManifestError(f"{self.label}: {file.name}: not a readable list of tensors: {error}") from error
 
 
 def read_runtime(folder: Path) -> RuntimeManifest:
@@ -79,6 +88,11 @@ def read_runtime(folder: Path) -> RuntimeManifest:
     """
     label, text = str(folder / MANIFEST_NAME), read_text(folder)
     short, lines = outline(text)
-    manifest = decode_as(RuntimeManifest, text, label, short)
-    check_names((*(file.name for file in manifest.files), *manifest.carried), label)
-    return msgspec.structs.replace(manifest, lines=tuple(lines))
+    wire = decode_as(_Manifest, text, label, short)
+    check_names((*(file.name for file in wire.files), *wire.carried), label)
+    try:
+        tensors = wire.tensors.expand({})
+    except ManifestError as error:
+        raise ManifestError(f"{label}: {error}") from error
+    members = {name: getattr(wire, name) for name in wire.__struct_fields__ if name != "tensors"}
+    return RuntimeManifest(**members, tensors=tensors, label=label, lines=tuple(lines))

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from manifests.contents import VERSION
 from manifests.errors import CheckpointError, PlanError
-from manifests.manifest import TILE_NBYTES, VERSION, Model, Rule, Tensor, digest_of
+from manifests.manifest import TILE_NBYTES, Model, Rule, Tensor, digest_of
 from manifests.styles import resolve_style
 from reshard import placing
 from reshard.casting import cast_tensors

@@ -332,7 +332,7 @@ def test_plans(tmp_path, model, tensors):
 def test_show(out):
     result = reshard("show", out)
     assert result.exit_code == 0
-    assert "out: LlamaForCausalLM (llama), 21 tensors, world size 2, layout runtime, format version 1" in result.stdout
+    assert "out: LlamaForCausalLM (llama), 21 tensors, world size 2, layout runtime, format version 2" in result.stdout
     assert "common.safetensors               all ranks  5 tensors" in result.stdout
     assert f"ranks 0 to 1: each {NBYTES_CUT // 2 + NBYTES_WHOLE} bytes" in result.stdout
     assert "hooks: rowwise: 4 modules, all_reduce after" in result.stdout
