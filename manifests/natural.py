@@ -1,8 +1,12 @@
 """Numbers in names: by their value, so that layer 2 comes before layer 10, or left open."""
 
 import re
+from collections.abc import Collection, Iterable
+from itertools import count
 
 _NUMBER = re.compile(r"(\d+)")
+_NUMBERED = re.compile(r"(?<![^.\n])\d+(?![^.\n])")
+"""A part of a name that is a number, in a text of one name a line."""
 
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -23,3 +27,26 @@ def kind_of(name: str) -> str:
     'model.layers.*.mlp.up_proj.weight'
     """
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+
+
+def alike(names: Iterable[str], kept: Collection[str] = ()) -> list[str]:
+    """Return, for each name, one that stands for all that differ from it only in numbers.
+
+    Every part that is a number becomes one and the same, which no pattern tells from the others; names that are told
+    apart by patterns are, if the numbers that these mention are kept.
+
+    Args:
+        names: The names.
+        kept: The numbers that are kept, as texts.
+
+    >>> alike(["layers.7.w1", "layers.12.w1", "layers.3.w1"], {"3"})
+    ['layers.0.w1', 'layers.0.w1', 'layers.3.w1']
+    """
+    names = list(names)
+    numbers = {number for number in kept if number.isdecimal()}
+    other = next(text for number in count() if (text := str(number)) not in numbers)
+    text = "\n".join(names)
+    if text.count("\n") != max(len(names) - 1, 0):
+        return names  # no name that a file may hold: all are told apart
+    made = _NUMBERED.sub((lambda found: found[0] if found[0] in numbers else other) if numbers else other, text)
+    return made.split("\n") if names else []

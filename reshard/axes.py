@@ -23,6 +23,9 @@ class AxisFinder:
 
     Attributes:
         notes: What a reader of the report should know.
+        numbers: The numbers that names of modules with axes or sizes of their own have, as texts.
+        same_in_layers: Whether all layers of a sub-model have the same sizes.
+        looked_beside: Set once a layout asked for the shape of another module's weight.
     """
 
     def __init__(self, plan: Plan, sizes: ScopedSizes, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -33,6 +36,10 @@ class AxisFinder:
         for binding in plan.bindings:
             self._by_last_part.setdefault(binding.suffix.rpartition(".")[2], []).append(binding)
         self.notes: dict[str, None] = {}
+        names = (*(f"{binding.under}.{binding.suffix}" for binding in plan.bindings), *sizes.scopes)
+        self.numbers = {part for name in names for part in name.split(".") if part.isdecimal()}
+        self.same_in_layers = not sizes.layered
+        self.looked_beside = False
 
     def find(self, rule: Rule, style: Style, target: str, reference: str, size: int) -> Axis:
         """Return the axis that a rule divides.
@@ -94,6 +101,7 @@ class AxisFinder:
         def lookup(name: str) -> int | None:
             child, _, side = name.rpartition(".")
             if child and side in ("out", "in"):
+                self.looked_beside = True
                 shape = self._shapes.get(f"{module}.{child}.weight")
                 return None if shape is None else shape[0 if side == "out" else -1]
             return sizes.get(name)

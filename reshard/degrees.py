@@ -54,6 +54,13 @@ class Demand(NamedTuple):
         """The names of the mesh axes over which it is to be divided."""
         return _mesh_axes(self.cuts)
 
+    def renamed(self, name: str) -> "Demand":
+        """Return the wish for a tensor whose name differs in its numbers alone; plain wishes stay one object."""
+        if self.mesh_axes <= {"tp"}:
+            return self
+        above = len(self.name.split(".")) - len(self.group.split(".")) if self.group else 0
+        return self._replace(name=name, group=name.rsplit(".", above)[0] if above else "")
+
     def placed(self, mesh: Mesh) -> Placement:
         """Return the placement that grants the wish over a mesh; of equal wishes it is one object."""
         return _placed(self.cuts, mesh)

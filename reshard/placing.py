@@ -3,7 +3,8 @@
 All that does not fit is collected and reported at once, with the numbers of ranks that would do.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -97,8 +98,7 @@ class _Resolver:
             raise PlanError(f"{self.plan.label}: ep {self.world.experts}: has no rules that divide experts")
         demands: dict[str, Demand] = {}
         placements: dict[str, Placement] = {}
-        for name in self.wishes.tensors:
-            wish = self.wishes.of(name)
+        for name, wish in self.wishes.all():
             if isinstance(wish, Demand):
                 demands[name] = wish
             else:
@@ -106,19 +106,19 @@ class _Resolver:
         surroundings = Surroundings(self.plan, self.world, self.wishes)
         modules = surroundings.modules(demands)
         self._check_rules_used()
-        meshes = self._meshes(demands.values())
-        for demand in demands.values():
+        different = list({id(demand): demand for demand in demands.values()}.values())
+        meshes = self._meshes(different, demands)
+        granted: dict[int, Placement] = {}
+        for demand in different:
             mesh = mesh_for(demand, meshes, self.world)
-            placements[demand.name] = demand.placed(mesh or self.world.plain_mesh)
-            self._check_summed(demand, placements[demand.name])
+            granted[id(demand)] = demand.placed(mesh or self.world.plain_mesh)
+            self._check_summed(demand, granted[id(demand)])
+        placements.update((name, granted[id(demand)]) for name, demand in demands.items())
         self._check_ties(placements)
-        self._note_shorter(demands.values())
+        self._note_shorter(demands)
         self._note_little(demands)
         return Resolution(
-            tensors={
-                name: Tensor(tensor.dtype, tensor.shape, placements.get(name, REPLICATED), tensor.parts, tensor.unused)
-                for name, tensor in self.model.tensors.items()
-            },
+            tensors=self._placed(placements),
             rules={name: rule for name, rule in self.wishes.rules.items() if name in self.model.tensors},
             modules=modules,
             attributes=surroundings.attributes(meshes),
@@ -126,6 +126,18 @@ class _Resolver:
             sizes=dict(sorted(self.model.sizes.used.items())),
             notes=(*self.wishes.axes.notes, *self.notes),
         )
+
+    def _placed(self, placements: Mapping[str, Placement]) -> dict[str, Tensor]:
+        """Return the tensors with their placements; those that are alike are one object."""
+        shared: dict[tuple[int, int], Tensor] = {}
+        placed: dict[str, Tensor] = {}
+        for name, tensor in self.model.tensors.items():
+            placement = placements.get(name, REPLICATED)
+            key = id(tensor), id(placement)
+            if key not in shared:
+                shared[key] = Tensor(tensor.dtype, tensor.shape, placement, tensor.parts, tensor.unused)
+            placed[name] = shared[key]
+        return placed
 
     def _check_rules_used(self) -> None:
         rules = (*self.plan.rules, *(self.plan.expert_rules if self.world.experts > 1 else ()))
@@ -142,12 +154,12 @@ class _Resolver:
             f"names of this model look like {example}; correct the rules or remove them"
         )
 
-    def _meshes(self, demands: Iterable[Demand]) -> dict[str, Mesh]:
+    def _meshes(self, different: list[Demand], every: Mapping[str, Demand]) -> dict[str, Mesh]:
         """Return the mesh of every group of modules with heads, or raise with everything that does not divide."""
-        demands = list(demands)
+        if not failing(different, self.world):
+            return group_meshes(different, self.world)
+        demands = [demand._replace(name=name) for name, demand in every.items()]
         unsatisfied = failing(demands, self.world)
-        if not unsatisfied:
-            return group_meshes(demands, self.world)
         allowed = allowed_degrees(demands, self.world.experts)
         kinds = by_shape(unsatisfied)
         lines = tuple(describe(kind, group, demands, self.world) for kind, group in kinds.items())
@@ -178,20 +190,22 @@ class _Resolver:
                 f"{len(parts)} for {self.world.size} ranks, copies among them; divide it over kv and rep"
             )
 
-    def _note_shorter(self, demands: Iterable[Demand]) -> None:
-        for demand in demands:
+    def _note_shorter(self, demands: Mapping[str, Demand]) -> None:
+        for name, demand in demands.items():
             for cut in demand.cuts:
                 if cut.shorter and cut.axis.size % self.world.size:
                     most = -(-cut.axis.size // self.world.size)
                     last = cut.axis.size - most * (self.world.size - 1)
-                    self.notes[f"{demand.name}: {most} of {cut.axis.size} rows a rank, {last} on the last"] = None
+                    self.notes[f"{name}: {most} of {cut.axis.size} rows a rank, {last} on the last"] = None
 
     def _note_little(self, demands: Mapping[str, Demand]) -> None:
         """Say it where the ranks hold most of the model alike: every memory must have room for it."""
-        numel = {name: prod(tensor.shape) for name, tensor in self.model.tensors.items() if not tensor.unused}
-        whole = sum(count for name, count in numel.items() if name not in demands)
-        if self.world.size > 1 and 2 * whole > sum(numel.values()):
-            share = 100 * whole // sum(numel.values())
+        shapes = Counter(tensor.shape for tensor in self.model.tensors.values() if not tensor.unused)
+        cut = Counter(self.model.tensors[name].shape for name in demands if name in self.model.tensors)
+        every = sum(count * prod(shape) for shape, count in shapes.items())
+        whole = every - sum(count * prod(shape) for shape, count in cut.items())
+        if self.world.size > 1 and 2 * whole > every:
+            share = 100 * whole // every
             idle = self.world.experts == 1 and self.plan.expert_rules
             self.notes[
                 f"{share} % of the elements are whole on every rank: this plan divides little; "

@@ -107,9 +107,13 @@ class Matcher:
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._root: dict[str | None, Any] = {}
+        self.numbers: set[str] = set()
+        """The parts of patterns that are numbers: names that differ only in other numbers have one rule."""
         for rule in rules:
             node = self._root
             for part in rule.pattern.split("."):
+                if part.isdecimal():
+                    self.numbers.add(part)
                 node = node.setdefault(part, {})
             if None in node:
                 raise PlanError(f"{rule.pattern}: two rules have this pattern")
@@ -189,9 +193,12 @@ def modules_of(names: Iterable[str]) -> list[str]:
     """
     modules: dict[str, None] = {}
     for name in names:
-        parts = name.split(".")
-        for end in range(1, len(parts)):
-            modules.setdefault(".".join(parts[:end]))
+        above: list[str] = []
+        module = name.rpartition(".")[0]
+        while module and module not in modules:
+            above.append(module)
+            module = module.rpartition(".")[0]
+        modules.update(dict.fromkeys(reversed(above)))
     return list(modules)
 
 

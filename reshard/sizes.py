@@ -68,13 +68,18 @@ class Sizes:
         >>> sizes.of_layer(3).get("heads"), sizes.of_layer(4) is sizes
         (2, True)
         """
-        layers = self._config.get("per_layer_config")
-        if not isinstance(layers, Mapping):
+        if not self.layered:
             return self
+        layers = self._config["per_layer_config"]
         own = next((values for key, values in layers.items() if str(key).isdecimal() and int(key) == number), None)
         if not isinstance(own, Mapping):
             return self
         return Sizes(self._formulas, {**self._config, **own}, self._defaults, self._aliases)
+
+    @property
+    def layered(self) -> bool:
+        """Whether layers may have sizes of their own."""
+        return isinstance(self._config.get("per_layer_config"), Mapping)
 
     def peek(self, name: str) -> object:
         """Return what the configuration or its defaults say of a name; it does not count as consulted."""
@@ -116,6 +121,11 @@ class ScopedSizes:
         self.root = root
         self.scopes = dict(scopes or {})
         self._layers: dict[str, Sizes] = {}
+
+    @property
+    def layered(self) -> bool:
+        """Whether layers may have sizes of their own."""
+        return any(sizes.layered for sizes in (self.root, *self.scopes.values()))
 
     def of(self, name: str) -> Sizes:
         """Return the sizes of the innermost sub-model that holds a module or a tensor, and of its layer."""

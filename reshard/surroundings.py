@@ -1,11 +1,13 @@
 """What surrounds the ranks' forwards: the steps of modules, and the attributes that are other ones on a rank."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from manifests.errors import PlanError
 from manifests.expression import evaluate
-from manifests.layout import Mesh
+from manifests.layout import Axis, Mesh
 from manifests.manifest import Module, Rule
+from manifests.natural import alike
 from manifests.styles import Style, resolve_style
 from reshard.degrees import Demand, World
 from reshard.plans import Matcher, Plan, modules_of
@@ -23,12 +25,11 @@ class Surroundings:
     def modules(self, demands: Mapping[str, Demand]) -> dict[str, Module]:
         """Return the steps of every module that has some."""
         modules: dict[str, Module] = {}
-        owners = modules_of(self._wishes.tensors)
-        for module in (*owners, *self._without_tensors(owners)):
-            rule = self._wishes.find.for_module(module)
-            if rule is None:
-                continue
+        shared: dict[tuple[str, ...], Module] = {}
+        for module, rule in self._taken():
             style = resolve_style(rule.style)
+            if rule.pattern in self._wishes.effective and not (style.before or style.after or style.own):
+                continue
             weight_name = self._wishes.weight_of(module, module)
             weight = demands.get(weight_name)
             if style.cuts and (weight is None or self._wishes.rules[weight_name] is not rule):
@@ -37,9 +38,20 @@ class Surroundings:
             if style.before == "route_local":
                 modules[module] = self._routed(style, module, demands)
             elif style.before or style.after or style.own:
-                axis = str(weight.cuts[0].axis) if weight else ""
-                modules[module] = Module(style.name, style.before, style.after, axis)
+                row = style.name, style.before, style.after, _text(weight.cuts[0].axis) if weight else ""
+                modules[module] = shared.setdefault(row, Module(*row))
         return modules
+
+    def _taken(self) -> Iterator[tuple[str, Rule]]:
+        """Yield the modules that a rule takes, with it."""
+        owners = modules_of(self._wishes.tensors)
+        found: dict[str, Rule | None] = {}
+        names = [*owners, *self._without_tensors(owners)]
+        for module, kind in zip(names, alike(names, self._wishes.find.numbers), strict=True):
+            if kind not in found:
+                found[kind] = self._wishes.find.for_module(module)
+            if rule := found[kind]:
+                yield module, rule
 
     def _without_tensors(self, owners: list[str]) -> list[str]:
         """Return the identities that rules name inside of modules with tensors; no tensor's name tells of them."""
@@ -49,7 +61,8 @@ class Surroundings:
             if resolve_style(rule.style).before == "divide_input" and parent and leaf != "*":
                 inside = Matcher([Rule(parent, "")])
                 names = [f"{owner}.{leaf}" for owner in owners if inside.find(owner)]
-                found += [name for name in names if name not in owners]
+                known = set(owners)
+                found += [name for name in names if name not in known]
         return found
 
     def _routed(self, style: Style, module: str, demands: Mapping[str, Demand]) -> Module:
@@ -97,3 +110,8 @@ class Surroundings:
             return evaluate(formula, lambda name: mesh[name] if name in mesh else sizes(name))
         except PlanError as error:
             raise PlanError(f"{self._plan.label}: attributes of {module}: {error}") from error
+
+
+@lru_cache(maxsize=4096)
+def _text(axis: Axis) -> str:
+    return str(axis)

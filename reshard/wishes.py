@@ -3,11 +3,13 @@
 One rule decides for all tensors of a module, so a bias is always cut by the blocks of its weight.
 """
 
+from collections.abc import Hashable, Iterator
 from types import NotImplementedType
 
 from manifests.errors import PlanError
 from manifests.layout import Axis, Factor, Segment
 from manifests.manifest import Rule
+from manifests.natural import alike
 from manifests.placement import PARTIAL, REPLICATED, Placement
 from manifests.strategy import Parameter, place_parameter
 from manifests.styles import Style, axis_dim, resolve_style
@@ -24,6 +26,11 @@ class RuleFinder:
     def __init__(self, plan: Plan, *, experts: bool) -> None:
         self._rules = Matcher(plan.rules)
         self._experts = Matcher(plan.expert_rules if experts else ())
+
+    @property
+    def numbers(self) -> set[str]:
+        """The numbers that patterns mention, as texts."""
+        return self._rules.numbers | self._experts.numbers
 
     def for_module(self, name: str) -> Rule | None:
         """Return the rule that takes a module."""
@@ -74,8 +81,42 @@ class Wishes:
         self.rules: dict[str, Rule] = {}
         self.effective: set[str] = set()
 
-    def of(self, name: str) -> Demand | Placement:
-        """Return the wish to divide a tensor, or its placement where that is no question of numbers."""
+    def all(self) -> Iterator[tuple[str, Demand | Placement]]:
+        """Yield every tensor with the wish to divide it, or with its placement where that is no question of numbers.
+
+        Tensors that differ in nothing but the numbers of their names are decided together: plain wishes of these are
+        one object, which has the name of the first.
+        """
+        decided: dict[Hashable, tuple[str, Demand | Placement]] = {}
+        for name, kind in zip(self.tensors, alike(self.tensors, self.numbers()), strict=True):
+            key = self._kind(name, kind)
+            found = decided.get(key)
+            if found is None:
+                self.axes.looked_beside = False
+                wish = self._of(name)
+                style = resolve_style(self.rules[name].style) if name in self.rules else None
+                if not self.axes.looked_beside and not (style and style.own):
+                    decided[key] = name, wish
+                yield name, wish
+                continue
+            first, wish = found
+            if first in self.rules:
+                self.rules[name] = self.rules[first]
+            yield name, wish.renamed(name) if isinstance(wish, Demand) else wish
+
+    def numbers(self) -> set[str]:
+        """Return the numbers in names that matter to rules, axes or sizes, as texts."""
+        return self.find.numbers | self.axes.numbers
+
+    def _kind(self, name: str, kind: str) -> Hashable:
+        """Return what decides the wish for a tensor, but for what its rule's layout looks up beside it."""
+        module, _, leaf = name.rpartition(".")
+        beside = None if leaf == "weight" else self.tensors.get(f"{module}.weight")
+        scaled = self.tensors.get(name.removesuffix(SCALE)) if leaf.endswith(SCALE) else None
+        sizes = None if self.axes.same_in_layers else id(self._model.sizes.of(module))
+        return kind, id(self.tensors[name]), id(beside), id(scaled), sizes
+
+    def _of(self, name: str) -> Demand | Placement:
         tensor = self.tensors[name]
         rule, direct = self.find.for_parameter(name)
         if rule is None:

@@ -39,7 +39,13 @@ LookupOf = Callable[[str], Lookup]
 
 def stored_tensors(tensors: Mapping[str, StoredTensor]) -> dict[str, RuntimeTensor]:
     """Return the tensors under their stored names and in their stored layout."""
-    return {name: RuntimeTensor(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    return {name: _alike(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+
+@lru_cache(maxsize=4096)
+def _alike(dtype: str, shape: tuple[int, ...]) -> RuntimeTensor:
+    """Return a stored tensor as it is; those of one dtype and shape are one object."""
+    return RuntimeTensor(dtype, shape)
 
 
 def runtime_tensors(
@@ -140,8 +146,9 @@ def _add(made: dict[str, RuntimeTensor], name: str, tensor: RuntimeTensor) -> No
 
 
 def _as_it_is(stored_name: str, name: str, stored: StoredTensor) -> RuntimeTensor:
-    parts = () if stored_name == name else (Part(stored_name),)
-    return RuntimeTensor(stored.dtype, stored.shape, parts)
+    if stored_name == name:
+        return _alike(stored.dtype, stored.shape)
+    return RuntimeTensor(stored.dtype, stored.shape, (Part(stored_name),))
 
 
 def _convert(
