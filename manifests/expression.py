@@ -22,6 +22,8 @@ MAX_SIZE = 1 << 63
 """No number on the way to a size reaches it."""
 MAX_NESTING = 16
 """Axes within axes; models have two."""
+MAX_BLOCKS = 1 << 16
+"""Of which a rank's part of an axis may be; those of models are hundreds."""
 MAX_FACTORS = 32
 """In a segment; models have four."""
 
@@ -79,7 +81,20 @@ def parse_axis(text: str, lookup: Lookup = lambda _: None) -> Axis:
     parser = _Parser(text, lookup)
     axis = parser.axis()
     parser.expect_end()
+    if _blocks(axis) > MAX_BLOCKS:
+        raise PlanError(f"{shown(text)}: a rank's part would be over {MAX_BLOCKS} blocks; divide a factor further left")
     return axis
+
+
+def _blocks(axis: Axis) -> int:
+    """Return the most blocks that a rank's part of an axis may be."""
+    count = 0
+    for segment in axis.segments:
+        inner = _blocks(segment.body) if segment.body and segment.body.mesh_axes() else 0
+        for factor in reversed(segment.factors):
+            inner = inner * factor.size if inner else 1 if factor.on else 0
+        count += inner or 1
+    return count
 
 
 class _Parser:

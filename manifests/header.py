@@ -157,20 +157,28 @@ def _check_tensor(name: str, entry: object, label: str) -> StoredTensor:
     if problem := tensor_name_problem(name):
         raise CheckpointError(f"{label}: a tensor has {problem}: {shown(name)}")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(f"{label}: {shown_name(name)}: an entry needs dtype, shape and data_offsets, and nothing else")
+        raise CheckpointError(
+            f"{label}: {shown_name(name)}: an entry needs dtype, shape and data_offsets, and nothing else"
+        )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
         raise CheckpointError(f"{label}: {shown_name(name)}: unknown dtype {shown(dtype)}; known are {', '.join(BITS)}")
     if not _are_counts(shape):
-        raise CheckpointError(f"{label}: {shown_name(name)}: the shape {shown(shape)} is not a list of whole numbers from 0")
+        raise CheckpointError(
+            f"{label}: {shown_name(name)}: the shape {shown(shape)} is not a list of whole numbers from 0"
+        )
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise CheckpointError(f"{label}: {shown_name(name)}: data_offsets {shown(offsets)} are not two ascending whole numbers")
+        raise CheckpointError(
+            f"{label}: {shown_name(name)}: data_offsets {shown(offsets)} are not two ascending whole numbers"
+        )
     if len(shape) > MAX_DIMS:
         raise CheckpointError(f"{label}: {shown_name(name)}: {len(shape)} dimensions; at most {MAX_DIMS} are read")
     begin, end = offsets
     nbits = _nbits(dtype, shape)
     if nbits is None:
-        raise CheckpointError(f"{label}: {shown_name(name)}: the shape {shape} is of more elements than can be addressed")
+        raise CheckpointError(
+            f"{label}: {shown_name(name)}: the shape {shape} is of more elements than can be addressed"
+        )
     if nbits % 8:
         raise CheckpointError(f"{label}: {shown_name(name)}: {dtype} {shape} does not fill whole bytes")
     if end - begin != nbits // 8:
@@ -196,7 +204,9 @@ def _check_coverage(tensors: Mapping[str, StoredTensor], data_offset: int, file_
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin < end:
-            raise CheckpointError(f"{label}: {shown_name(name)}: starts at byte {tensor.begin} of the data, inside another tensor")
+            raise CheckpointError(
+                f"{label}: {shown_name(name)}: starts at byte {tensor.begin} of the data, inside another tensor"
+            )
         if tensor.begin > end:
             raise CheckpointError(
                 f"{label}: {shown_name(name)}: starts at byte {tensor.begin} of the data; "

@@ -5,19 +5,21 @@ the format for readers in other languages. There is no time, host or user in it:
 """
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import xxhash
 
+from manifests.checking import check_manifest
 from manifests.errors import ManifestError
 from manifests.layout import Mesh
 from manifests.lines import encode_in_lines
 from manifests.placement import REPLICATED, Placement
-from manifests.runs import Run
+from manifests.opening import read_file
+from manifests.runs import Count, Positive, Run
 
 FORMAT = "reshard"
 VERSION = 1
@@ -40,8 +42,8 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
         runs: The copied entries, in atoms of the dtype.
     """
 
-    src: int | None
-    dst: int | None
+    src: Count | None
+    dst: Count | None
     runs: tuple[Run, ...]
 
 
@@ -56,7 +58,7 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
     source: str
     links: tuple[Link, ...] = ()
-    shape: tuple[int, ...] = ()
+    shape: tuple[Count, ...] = ()
 
 
 class Tensor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -73,7 +75,7 @@ class Tensor(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     """
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     placement: Placement = REPLICATED
     parts: tuple[Part, ...] = ()
     unused: bool = False
@@ -89,8 +91,8 @@ class Extent(msgspec.Struct, frozen=True, array_like=True):
         tiles: xxh3-128 of every 4 MiB of the part, in hexadecimal.
     """
 
-    offset: int
-    nbytes: int
+    offset: Count
+    nbytes: Count
     tiles: tuple[str, ...]
 
 
@@ -107,9 +109,9 @@ class SplitFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: str
-    owners: tuple[int, ...]
-    nbytes: int
-    data_offset: int
+    owners: tuple[Count, ...]
+    nbytes: Count
+    data_offset: Count
     header: str
     tensors: dict[str, Extent]
 
@@ -125,8 +127,8 @@ class SourceTensor(msgspec.Struct, frozen=True, array_like=True):
     """
 
     dtype: str
-    shape: tuple[int, ...]
-    offset: int
+    shape: tuple[Count, ...]
+    offset: Count
     tiles: tuple[str, ...]
 
 
@@ -142,7 +144,7 @@ class SourceFile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     """
 
     name: str
-    nbytes: int
+    nbytes: Count
     header: str
     tensors: dict[str, SourceTensor]
     metadata: dict[str, str] | None = None
@@ -234,7 +236,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     format: str = FORMAT
     version: int = VERSION
     key: str
-    world_size: int
+    world_size: Positive
     layout: str
     model: Model
     source: Source
@@ -272,11 +274,7 @@ def decode_manifest(text: bytes, label: str = MANIFEST_NAME) -> Manifest:
         ManifestError: Not a manifest, of another version, with an unknown field, or not what was written.
     """
     manifest = decode_as(Manifest, text, label)
-    source = manifest.source
-    read = [file.name for file in source.files]
-    check_names(
-        (*(file.name for file in manifest.files), *read, *manifest.carried, *filter(None, [source.index])), label
-    )
+    check_manifest(manifest, label)
     return manifest
 
 
@@ -338,21 +336,10 @@ def _has_its_digest(text: bytes) -> bool:
     return hasher.hexdigest().encode() == digest
 
 
-def check_names(names: Iterable[str], label: str) -> None:
-    """Refuse names that would lead out of the folder.
-
-    Raises:
-        ManifestError: One would.
-    """
-    for name in names:
-        if PurePosixPath(name).name != name or "\\" in name or name in ("", ".", ".."):
-            raise ManifestError(f"{label}: {name!r} is not the name of a file in its folder")
-
-
 def is_split(folder: Path) -> bool:
     """Tell whether a folder holds a split, of this or another version of the format."""
     try:
-        return msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=_Stamp).format == FORMAT
+        return msgspec.json.decode(read_file(folder / MANIFEST_NAME), type=_Stamp).format == FORMAT
     except (OSError, msgspec.MsgspecError, RecursionError):
         return False
 
@@ -374,7 +361,7 @@ def read_text(folder: Path) -> bytes:
     """
     path = folder / MANIFEST_NAME
     try:
-        return path.read_bytes()
+        return read_file(path)
     except FileNotFoundError as error:
         what = "holds no manifest.json: it is no split, or an unfinished one" if folder.is_dir() else "no such folder"
         raise ManifestError(f"{folder}: {what}; make one with `reshard MODEL --tp N`") from error

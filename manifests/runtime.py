@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from manifests.checking import check_extents, check_runtime
+from manifests.errors import ManifestError
 from manifests.lines import outline
 from manifests.manifest import (
     FORMAT,
@@ -16,18 +18,18 @@ from manifests.manifest import (
     Extent,
     Model,
     Module,
-    check_names,
     decode_as,
     read_text,
 )
 from manifests.placement import REPLICATED, Placement
+from manifests.runs import Count, Positive
 
 
 class RuntimeTensor(msgspec.Struct, frozen=True, gc=False):
     """A tensor of the running model: `manifests.manifest.Tensor` without its parts."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     placement: Placement = REPLICATED
     unused: bool = False
 
@@ -36,9 +38,9 @@ class RuntimeFile(msgspec.Struct, frozen=True):
     """A safetensors file of the split: `manifests.manifest.SplitFile`, its tensors not decoded yet."""
 
     name: str
-    owners: tuple[int, ...]
-    nbytes: int
-    data_offset: int
+    owners: tuple[Count, ...]
+    nbytes: Count
+    data_offset: Count
     header: str
     tensors: msgspec.Raw
 
@@ -53,7 +55,7 @@ class RuntimeManifest(msgspec.Struct, frozen=True, kw_only=True):
     format: str = FORMAT
     version: int = VERSION
     key: str
-    world_size: int
+    world_size: Positive
     layout: str
     model: Model
     tensors: dict[str, RuntimeTensor]
@@ -65,10 +67,19 @@ class RuntimeManifest(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[memoryview, ...] = ()
 
     def extents(self, file: RuntimeFile) -> dict[str, Extent]:
-        """Return what a file holds, in order."""
+        """Return what a file holds, in order.
+
+        Raises:
+            ManifestError: What the manifest says of it does not fit the rest.
+        """
         held = bytes(file.tensors)
-        text = self.lines[int(held)] if held.isdigit() else held
-        return msgspec.json.decode(text, type=dict[str, Extent])
+        try:
+            text = self.lines[int(held)] if held.isdigit() else held
+            extents = msgspec.json.decode(text, type=dict[str, Extent])
+        except (ValueError, IndexError, RecursionError) as error:  # msgspec's errors are values' errors
+            raise ManifestError(f"{MANIFEST_NAME}: {file.name}: its tensors are not readable: {error}") from error
+        check_extents(extents, file, self.tensors, MANIFEST_NAME)
+        return extents
 
 
 def read_runtime(folder: Path) -> RuntimeManifest:
@@ -80,5 +91,5 @@ def read_runtime(folder: Path) -> RuntimeManifest:
     label, text = str(folder / MANIFEST_NAME), read_text(folder)
     short, lines = outline(text)
     manifest = decode_as(RuntimeManifest, text, label, short)
-    check_names((*(file.name for file in manifest.files), *manifest.carried), label)
+    check_runtime(manifest, label)
     return msgspec.structs.replace(manifest, lines=tuple(lines))

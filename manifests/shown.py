@@ -12,7 +12,7 @@ _short.maxlist = _short.maxtuple = _short.maxdict = 12
 def shown(value: object) -> str:
     """Return a value as Python writes it, shortened where it is long or deep.
 
-    >>> shown("a\\nb"), shown(list(range(100)))[-9:], len(shown("x" * 10**6))
+    >>> shown("a\\nb"), shown(list(range(100)))[-8:], len(shown("x" * 10**6))
     ("'a\\\\nb'", '11, ...]', 200)
     """
     try:

@@ -44,12 +44,17 @@ def build_plan(document: dict[str, Any], label: str) -> Plan:
     rules = tuple(build_rule(pattern, choice, label) for pattern, choice in tables["plan"].items())
     if not rules:
         raise PlanError(f"{label}: has no rules")
-    sizes = {name: _formula(value, f"{label}: sizes.{shown_name(name)}") for name, value in tables.get("sizes", {}).items()}
+    sizes = {
+        name: _formula(value, f"{label}: sizes.{shown_name(name)}") for name, value in tables.get("sizes", {}).items()
+    }
     for module, table in tables.get("attributes", {}).items():
         if not isinstance(table, dict):
             raise PlanError(f"{label}: attributes.{shown_name(module)} is not a table")
     attributes = {
-        module: {name: _formula(value, f"{label}: attributes.{shown_name(module)}.{shown_name(name)}") for name, value in table.items()}
+        module: {
+            name: _formula(value, f"{label}: attributes.{shown_name(module)}.{shown_name(name)}")
+            for name, value in table.items()
+        }
         for module, table in tables.get("attributes", {}).items()
     }
     experts = tuple(build_rule(pattern, choice, label) for pattern, choice in tables.get("experts", {}).items())

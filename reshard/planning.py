@@ -187,7 +187,9 @@ def _scale_blocks(checkpoint: Checkpoint) -> tuple[int, ...]:
     if blocks is None:
         return ()
     if not isinstance(blocks, list) or len(blocks) != 2 or not all(type(b) is int and b > 0 for b in blocks):
-        raise CheckpointError(f"{checkpoint.folder.label}/config.json: weight_block_size {shown(blocks)} is not two sizes")
+        raise CheckpointError(
+            f"{checkpoint.folder.label}/config.json: weight_block_size {shown(blocks)} is not two sizes"
+        )
     return tuple(blocks)
 
 

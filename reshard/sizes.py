@@ -104,7 +104,9 @@ class Sizes:
         if value is None:
             return None
         if type(value) is not int or not 0 <= value < MAX_SIZE:
-            raise PlanError(f"config.json: {shown_name(name)} is {shown(value)}; a layout needs one whole number from 0")
+            raise PlanError(
+                f"config.json: {shown_name(name)} is {shown(value)}; a layout needs one whole number from 0"
+            )
         self.consulted[name] = value
         return value
 

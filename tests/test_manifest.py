@@ -43,7 +43,7 @@ SMALL = Manifest(
                 "model.safetensors",
                 200,
                 HASH,
-                {"w": SourceTensor("F32", (4, 2), 0, (HASH,)), "n": SourceTensor("F32", (), 32, (HASH,))},
+                {"w": SourceTensor("F32", (4,), 0, (HASH,)), "n": SourceTensor("F32", (), 16, (HASH,))},
                 {"format": "pt"},
             ),
         ),
@@ -70,7 +70,7 @@ GOLDEN = (
     '{"format":"reshard","version":1,"key":"%s","world_size":2,"layout":"runtime",'
     '"model":{"library":"transformers","type":"llama","architecture":"LlamaForCausalLM"},'
     '"source":\n{"files":[{"name":"model.safetensors","nbytes":200,"header":"%s",'
-    '"tensors":{"w":["F32",[4,2],0,["%s"]],"n":["F32",[],32,["%s"]]},"metadata":{"format":"pt"}}],'
+    '"tensors":{"w":["F32",[4],0,["%s"]],"n":["F32",[],16,["%s"]]},"metadata":{"format":"pt"}}],'
     '"index":"model.safetensors.index.json"}\n,'
     '"plan":[{"pattern":"w","style":"colwise"},'
     '{"pattern":"v.*","style":"packed_colwise","blocks":[1,2],"dim":0}],'
@@ -97,7 +97,7 @@ def test_golden_bytes() -> None:
     assert digest == DIGEST
 
 
-DIGEST = "beba2225abece7119d6bbb7932d6e2b2"
+DIGEST = "c461d2e7d5f1f478a9f27779b5df16c1"
 
 
 def test_decoding_gives_back_what_was_encoded() -> None:
