@@ -26,8 +26,6 @@ def load_object(text: bytes) -> dict[str, Any]:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except DuplicateKeyError:
         raise
-    except UnicodeError as error:
-        raise ValueError(f"not JSON in UTF-8: {error.reason}") from error
     except ValueError as error:
         raise ValueError(f"not JSON in UTF-8: {error}") from error
     except RecursionError as error:

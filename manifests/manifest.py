@@ -17,8 +17,8 @@ from manifests.checking import check_manifest
 from manifests.errors import ManifestError
 from manifests.layout import Mesh
 from manifests.lines import encode_in_lines
-from manifests.placement import REPLICATED, Placement
 from manifests.opening import read_file
+from manifests.placement import REPLICATED, Placement
 from manifests.runs import Count, Positive, Run
 
 FORMAT = "reshard"

@@ -27,9 +27,9 @@ def tensor_name_problem(name: str) -> str:
 
 
 def is_file_name(name: object) -> bool:
-    """Tell whether a value names a file in a folder, and nothing outside it.
+    r"""Tell whether a value names a file in a folder, and nothing outside it.
 
-    >>> is_file_name("model.safetensors"), is_file_name("../x"), is_file_name("a/x"), is_file_name("x\\0")
+    >>> is_file_name("model.safetensors"), is_file_name("../x"), is_file_name("a/x"), is_file_name("x\0")
     (True, False, False, False)
     """
     if not isinstance(name, str) or name in ("", ".", ".."):

@@ -17,7 +17,7 @@ def open_file(path: Path) -> BufferedReader:
         OSError: It cannot be opened, or is none.
     """
     try:
-        mode = os.stat(path).st_mode  # opening a device may do something to it
+        mode = path.stat().st_mode  # opening a device may do something to it
         if stat.S_ISDIR(mode):
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(mode):

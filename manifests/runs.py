@@ -12,7 +12,6 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """A number of a manifest: whole, from 0."""
 Positive = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]

@@ -10,10 +10,10 @@ _short.maxlist = _short.maxtuple = _short.maxdict = 12
 
 
 def shown(value: object) -> str:
-    """Return a value as Python writes it, shortened where it is long or deep.
+    r"""Return a value as Python writes it, shortened where it is long or deep.
 
-    >>> shown("a\\nb"), shown(list(range(100)))[-8:], len(shown("x" * 10**6))
-    ("'a\\\\nb'", '11, ...]', 200)
+    >>> shown("a\nb"), shown(list(range(100)))[-8:], len(shown("x" * 10**6))
+    ("'a\\nb'", '11, ...]', 200)
     """
     try:
         return _short.repr(value)
@@ -22,9 +22,9 @@ def shown(value: object) -> str:
 
 
 def shown_name(name: str) -> str:
-    """Return a name as it is, or as `shown` does if a line of text cannot hold it.
+    r"""Return a name as it is, or as `shown` does if a line of text cannot hold it.
 
-    >>> shown_name("model.norm.weight"), shown_name("a\\x1b[2J")
-    ('model.norm.weight', "'a\\\\x1b[2J'")
+    >>> shown_name("model.norm.weight"), shown_name("a\x1b[2J")
+    ('model.norm.weight', "'a\\x1b[2J'")
     """
     return name if name.isprintable() and len(name) <= _MOST else shown(name)

@@ -9,7 +9,6 @@ from manifests.expression import MAX_SIZE, UnknownSizeError, evaluate
 from manifests.shown import shown, shown_name
 from reshard.catalogue import Architecture, part_of_config, type_values
 
-
 MAX_CHAIN = 50
 """Formulas that refer to one another in a row."""
 _LAYER = re.compile(r"(?:[0-9]*[^.0-9][^.]*\.)*([0-9]+)(?=\.|$)")

@@ -28,9 +28,8 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture | None:
     name = _known_class(named, model_type, entry.get("classes", {}))
     if not name:
         known = ", ".join(sorted(entry.get("classes", {}))) or "none, it is part of others"
-        raise PlanError(
-            f"config.json: {shown_name(named) or 'no class in architectures'}: not a known class of {model_type}; known are {known}"
-        )
+        found = shown_name(named) or "no class in architectures"
+        raise PlanError(f"config.json: {found}: not a known class of {model_type}; known are {known}")
     return _build_architecture(model_type, name, config)
 
 
