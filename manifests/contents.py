@@ -7,7 +7,7 @@ import msgspec
 from manifests.columns import Extent, SourceTensor
 from manifests.layout import Mesh
 from manifests.placement import REPLICATED, Placement
-from manifests.runs import Run
+from manifests.runs import Count, Positive, Run
 
 FORMAT = "reshard"
 VERSION = 2
@@ -22,8 +22,8 @@ class Link(msgspec.Struct, frozen=True, array_like=True, gc=False):
         runs: The copied entries, in atoms of the dtype.
     """
 
-    src: int | None
-    dst: int | None
+    src: Count | None
+    dst: Count | None
     runs: tuple[Run, ...]
 
 
@@ -38,7 +38,7 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     source: str
     links: tuple[Link, ...] = ()
-    shape: tuple[int, ...] = ()
+    shape: tuple[Count, ...] = ()
 
 
 class Tensor(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -55,7 +55,7 @@ class Tensor(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     placement: Placement = REPLICATED
     parts: tuple[Part, ...] = ()
     unused: bool = False
@@ -75,9 +75,9 @@ class SplitFile(msgspec.Struct, frozen=True):
     """
 
     name: str
-    owners: tuple[int, ...]
-    nbytes: int
-    data_offset: int
+    owners: tuple[Count, ...]
+    nbytes: Count
+    data_offset: Count
     header: str
     tensors: Mapping[str, Extent]
 
@@ -94,7 +94,7 @@ class SourceFile(msgspec.Struct, frozen=True):
     """
 
     name: str
-    nbytes: int
+    nbytes: Count
     header: str
     tensors: Mapping[str, SourceTensor]
     metadata: dict[str, str] | None = None
@@ -186,7 +186,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     format: str = FORMAT
     version: int = VERSION
     key: str
-    world_size: int
+    world_size: Positive
     layout: str
     model: Model
     source: Source

@@ -14,8 +14,18 @@ from collections.abc import Callable
 
 from manifests.errors import PlanError
 from manifests.layout import Axis, Factor, Segment
+from manifests.shown import shown
 
-_TOKEN = re.compile(r"\s*(?:(?P<number>\d+)|(?P<name>[A-Za-z_][\w.]*|\?)|(?P<mark>[-+*/|@,:()\[\]]))")
+_TOKEN = re.compile(r"\s*(?:(?P<number>[0-9]+)|(?P<name>[A-Za-z_][\w.]*|\?)|(?P<mark>[-+*/|@,:()\[\]]))")
+
+MAX_SIZE = 1 << 63
+"""No number on the way to a size reaches it."""
+MAX_NESTING = 16
+"""Axes within axes; models have two."""
+MAX_BLOCKS = 1 << 16
+"""Of which a rank's part of an axis may be; those of models are hundreds."""
+MAX_FACTORS = 32
+"""In a segment; models have four."""
 
 Lookup = Callable[[str], int | None]
 
@@ -71,7 +81,20 @@ def parse_axis(text: str, lookup: Lookup = lambda _: None) -> Axis:
     parser = _Parser(text, lookup)
     axis = parser.axis()
     parser.expect_end()
+    if _blocks(axis) > MAX_BLOCKS:
+        raise PlanError(f"{shown(text)}: a rank's part would be over {MAX_BLOCKS} blocks; divide a factor further left")
     return axis
+
+
+def _blocks(axis: Axis) -> int:
+    """Return the most blocks that a rank's part of an axis may be."""
+    count = 0
+    for segment in axis.segments:
+        inner = _blocks(segment.body) if segment.body and segment.body.mesh_axes() else 0
+        for factor in reversed(segment.factors):
+            inner = inner * factor.size if inner else 1 if factor.on else 0
+        count += inner or 1
+    return count
 
 
 class _Parser:
@@ -84,6 +107,7 @@ class _Parser:
         self.at = 0
         # Whether what is read was not chosen, so that its divisions need not come out.
         self.idle = False
+        self.nesting = 0
 
     def peek(self, ahead: int = 0) -> str:
         return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else ""
@@ -92,13 +116,13 @@ class _Parser:
         token = self.peek()
         if not token or (expected and token not in expected):
             wanted = " or ".join(repr(mark) for mark in expected) or "more"
-            raise PlanError(f"{self.text!r}: {wanted} expected before {token or 'the end'!r}")
+            raise PlanError(f"{shown(self.text)}: {wanted} expected before {shown(token or 'the end')}")
         self.at += 1
         return token
 
     def expect_end(self) -> None:
         if self.peek():
-            raise PlanError(f"{self.text!r}: {self.peek()!r} is not understood here")
+            raise PlanError(f"{shown(self.text)}: {shown(self.peek())} is not understood here")
 
     def formula(self) -> int:
         chosen: int | None = None
@@ -115,14 +139,14 @@ class _Parser:
             self.take()
         self.idle = False
         if chosen is None:
-            raise UnknownSizeError(f"{self.text!r}: the size {missing[0]!r} is not known", name=missing[0])
+            raise UnknownSizeError(f"{shown(self.text)}: the size {shown(missing[0])} is not known", name=missing[0])
         return chosen
 
     def _sum(self, unknown: list[str]) -> int:
         value = self._product(unknown)
         while self.peek() in ("+", "-"):
             sign = 1 if self.take() == "+" else -1
-            value += sign * self._product(unknown)
+            value = self._bounded(value + sign * self._product(unknown))
         return value
 
     def _product(self, unknown: list[str]) -> int:
@@ -133,7 +157,7 @@ class _Parser:
                 value = self._divide(value, self._operand(unknown), unknown)
             elif self.peek() == "*" and self.peek(1) not in (",", ")", ""):
                 self.take()
-                value *= self._operand(unknown)
+                value = self._bounded(value * self._operand(unknown))
             else:
                 return value
 
@@ -141,27 +165,35 @@ class _Parser:
         if unknown or self.idle:
             return value
         if divisor == 0 or value % divisor:
-            raise PlanError(f"{self.text!r}: {value} / {divisor} is not a whole number")
+            raise PlanError(f"{shown(self.text)}: {value} / {divisor} is not a whole number")
         return value // divisor
 
     def _operand(self, unknown: list[str]) -> int:
         token = self.take()
         if token.isdecimal():
             # A number directly before a name is one operand: 16 / 4hd divides by 4 * hd.
-            return int(token) * (self._operand(unknown) if self.peek().isidentifier() else 1)
+            number = self._bounded(int(token) if len(token) <= 20 else MAX_SIZE)
+            return self._bounded(number * self._operand(unknown)) if self.peek().isidentifier() else number
         if not (token[0].isalpha() or token[0] in "_?"):
-            raise PlanError(f"{self.text!r}: {token!r} is no number and no name")
+            raise PlanError(f"{shown(self.text)}: {shown(token)} is no number and no name")
         value = self.lookup(token)
         if value is None:
             unknown.append(token)
             return 1
         return value
 
+    def _bounded(self, value: int) -> int:
+        if abs(value) >= MAX_SIZE:
+            raise PlanError(f"{shown(self.text)}: comes to a number of 2^63 or more, which no size is")
+        return value
+
     def axis(self) -> Axis:
         segments = [self.segment()]
+        size = segments[0].size
         while self.peek() == "+":
             self.take()
             segments.append(self.segment())
+            size = self._bounded(size + segments[-1].size)
         return Axis(tuple(segments))
 
     def segment(self) -> Segment:
@@ -172,22 +204,35 @@ class _Parser:
         self.take("(")
         factors: list[Factor] = []
         body: Axis | None = None
+        size = 1
         while True:
             if self.peek() == "[":
-                self.take()
-                body = self.axis()
-                self.take("]")
+                body = self.nested_axis()
+                self._bounded(size * (body.size or 1))
                 self.take(")")
                 break
             factors.append(self.factor())
+            if len(factors) > MAX_FACTORS:
+                raise PlanError(f"{shown(self.text)}: a segment of more than {MAX_FACTORS} factors")
+            size = self._bounded(size * (factors[-1].size or 1))
             if self.take(",", ")") == ")":
                 break
         return Segment(tuple(factors), body, name)
 
+    def nested_axis(self) -> Axis:
+        self.take("[")
+        self.nesting += 1
+        if self.nesting > MAX_NESTING:
+            raise PlanError(f"{shown(self.text)}: nested deeper than {MAX_NESTING} axes")
+        axis = self.axis()
+        self.nesting -= 1
+        self.take("]")
+        return axis
+
     def factor(self) -> Factor:
         size = self.formula()
         if size < 0:
-            raise PlanError(f"{self.text!r}: a factor is {size}; sizes are whole numbers from 0")
+            raise PlanError(f"{shown(self.text)}: a factor is {size}; sizes are whole numbers from 0")
         if self.peek() == "*":
             self.take()
             return Factor(size, "tp")
@@ -195,7 +240,7 @@ class _Parser:
             self.take()
             name = self.take()
             if not name.isidentifier():
-                raise PlanError(f"{self.text!r}: {name!r} after @ is no name of a mesh axis")
+                raise PlanError(f"{shown(self.text)}: {shown(name)} after @ is no name of a mesh axis")
             return Factor(size, name)
         return Factor(size)
 
@@ -203,10 +248,11 @@ class _Parser:
 def _tokenize(text: str) -> list[str]:
     tokens: list[str] = []
     at = 0
-    while text[at:].strip():
+    text = text.rstrip()
+    while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise PlanError(f"{text!r}: {text[at:].strip()[0]!r} is not understood")
+            raise PlanError(f"{shown(text)}: {shown(text[at : at + 100].strip()[:1])} is not understood")
         tokens.append(match.group().strip())
         at = match.end()
     return tokens

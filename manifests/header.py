@@ -6,10 +6,8 @@ data starts at a multiple of 4096 bytes.
 Source: the format section of the safetensors README (https://github.com/huggingface/safetensors#format).
 """
 
-import json
 import os
 from collections.abc import Mapping
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +15,14 @@ import msgspec
 
 from manifests.dtypes import BITS
 from manifests.errors import CheckpointError
+from manifests.jsontext import load_object
+from manifests.names import tensor_name_problem
+from manifests.opening import open_file
+from manifests.shown import shown, shown_name
 
 MAX_HEADER_NBYTES = 100_000_000
+MAX_DIMS = 32
+"""As many as every numpy takes."""
 DATA_ALIGNMENT = 4096
 _LFS = b"version https://git-lfs"
 
@@ -58,12 +62,14 @@ def read_header(path: Path, label: str = "") -> Header:
     """
     label = label or str(path)
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file_nbytes = os.fstat(file.fileno()).st_size
             prefix = file.read(len(_LFS))
             header_nbytes = header_length(prefix, file_nbytes, label)
             file.seek(8)
             raw = file.read(header_nbytes)
+        if len(raw) != header_nbytes:
+            raise CheckpointError(f"{label}: shrank while it was read; its header ended after {len(raw)} bytes")
     except OSError as error:
         raise CheckpointError(f"{label}: cannot be read: {error.strerror}") from error
     return parse_header(raw, file_nbytes, label)
@@ -134,30 +140,9 @@ def _load_object(raw: bytes, label: str) -> dict[str, Any]:
     if not raw.startswith(b"{"):
         raise CheckpointError(f"{label}: the header does not start with '{{'; this is not a safetensors file")
     try:
-        entries = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique_pairs)
-        json.dumps(entries, ensure_ascii=False).encode("utf-8")  # an escaped half of a character is no UTF-8 either
-    except _DuplicateKeyError as error:
-        raise CheckpointError(f"{label}: the header has a duplicate key {error.args[0]!r}") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{label}: the header is not JSON in UTF-8: {error}") from error
-    if not isinstance(entries, dict):
-        raise CheckpointError(f"{label}: the header is not a JSON object")
-    return entries
-
-
-class _DuplicateKeyError(ValueError):
-    pass
-
-
-def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _DuplicateKeyError(key)
-            seen.add(key)
-    return entries
+        return load_object(raw)
+    except ValueError as error:
+        raise CheckpointError(f"{label}: its header: {error}") from error
 
 
 def _check_metadata(metadata: object, label: str) -> dict[str, str] | None:
@@ -169,28 +154,46 @@ def _check_metadata(metadata: object, label: str) -> dict[str, str] | None:
 
 
 def _check_tensor(name: str, entry: object, label: str) -> StoredTensor:
-    if not name:
-        raise CheckpointError(f"{label}: a tensor has an empty name")
+    if problem := tensor_name_problem(name):
+        raise CheckpointError(f"{label}: a tensor has {problem}: {shown(name)}")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(f"{label}: {name}: an entry needs dtype, shape and data_offsets, and nothing else")
+        raise CheckpointError(
+            f"{label}: {shown_name(name)}: an entry needs dtype, shape and data_offsets, and nothing else"
+        )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise CheckpointError(f"{label}: {name}: unknown dtype {dtype!r}; known are {', '.join(BITS)}")
+        raise CheckpointError(f"{label}: {shown_name(name)}: unknown dtype {shown(dtype)}; known are {', '.join(BITS)}")
     if not _are_counts(shape):
-        raise CheckpointError(f"{label}: {name}: the shape {shape!r} is not a list of whole numbers from 0")
+        raise CheckpointError(
+            f"{label}: {shown_name(name)}: the shape {shown(shape)} is not a list of whole numbers from 0"
+        )
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise CheckpointError(f"{label}: {name}: data_offsets {offsets!r} are not two ascending whole numbers")
+        raise CheckpointError(
+            f"{label}: {shown_name(name)}: data_offsets {shown(offsets)} are not two ascending whole numbers"
+        )
+    if len(shape) > MAX_DIMS:
+        raise CheckpointError(f"{label}: {shown_name(name)}: {len(shape)} dimensions; at most {MAX_DIMS} are read")
     begin, end = offsets
-    nbits = prod(shape) * BITS[dtype]
+    nbits = _nbits(dtype, shape)
+    if nbits is None:
+        raise CheckpointError(
+            f"{label}: {shown_name(name)}: the shape {shape} is of more elements than can be addressed"
+        )
     if nbits % 8:
-        raise CheckpointError(f"{label}: {name}: {dtype} {shape} does not fill whole bytes")
+        raise CheckpointError(f"{label}: {shown_name(name)}: {dtype} {shape} does not fill whole bytes")
     if end - begin != nbits // 8:
         raise CheckpointError(
-            f"{label}: {name}: {dtype} {shape} takes {nbits // 8} bytes, the header gives it {end - begin}"
+            f"{label}: {shown_name(name)}: {dtype} {shape} takes {nbits // 8} bytes, the header gives it {end - begin}"
         )
-    if (not nbits or nbits >= 1 << 64) and prod(size for size in shape if size) * BITS[dtype] >= 1 << 64:
-        raise CheckpointError(f"{label}: {name}: the shape {shape} is of more elements than can be addressed")
     return StoredTensor(dtype, tuple(shape), begin, end)
+
+
+def _nbits(dtype: str, shape: list[int]) -> int | None:
+    """Return the bits of a tensor; None where the sizes that are not 0 overflow the format's counters."""
+    nbits = BITS[dtype]
+    for size in shape:
+        nbits *= size or 1
+    return None if nbits >= 1 << 64 else 0 if 0 in shape else nbits
 
 
 def _are_counts(values: object) -> bool:
@@ -201,10 +204,12 @@ def _check_coverage(tensors: Mapping[str, StoredTensor], data_offset: int, file_
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if tensor.begin < end:
-            raise CheckpointError(f"{label}: {name}: starts at byte {tensor.begin} of the data, inside another tensor")
+            raise CheckpointError(
+                f"{label}: {shown_name(name)}: starts at byte {tensor.begin} of the data, inside another tensor"
+            )
         if tensor.begin > end:
             raise CheckpointError(
-                f"{label}: {name}: starts at byte {tensor.begin} of the data; "
+                f"{label}: {shown_name(name)}: starts at byte {tensor.begin} of the data; "
                 f"bytes {end} to {tensor.begin} belong to no tensor"
             )
         end = tensor.end

@@ -20,7 +20,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from manifests.runs import Runs, Span, fold
+from manifests.runs import Positive, Runs, Span, fold
 
 
 class Factor(NamedTuple):
@@ -102,7 +102,7 @@ def packed_axis(blocks: tuple[int, ...]) -> Axis:
     return Axis(tuple(Segment((Factor(size, "tp"),)) for size in blocks))
 
 
-Mesh = tuple[tuple[str, int], ...]
+Mesh = tuple[tuple[str, Positive], ...]
 """The mesh axes in order, outermost first, with their sizes. Their product is the world size."""
 
 

@@ -8,12 +8,13 @@ import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import xxhash
 
+from manifests.checking import check_manifest
 from manifests.columns import TILE_NBYTES as TILE_NBYTES
 from manifests.columns import Extent as Extent
 from manifests.columns import Extents as Extents
@@ -30,6 +31,8 @@ from manifests.contents import SourceFile as SourceFile
 from manifests.contents import SplitFile as SplitFile
 from manifests.contents import Tensor as Tensor
 from manifests.errors import ManifestError
+from manifests.opening import read_file
+from manifests.runs import Count, Positive
 from manifests.wire import ExtentTable, PartTable, TensorTable, WireSource
 
 MANIFEST_NAME = "manifest.json"
@@ -45,9 +48,9 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`SplitFile`."""
 
     name: str
-    owners: tuple[int, ...]
-    nbytes: int
-    data_offset: int
+    owners: tuple[Count, ...]
+    nbytes: Count
+    data_offset: Count
     header: str
     tensors: ExtentTable
 
@@ -58,7 +61,7 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     format: str = FORMAT
     version: int = VERSION
     key: str
-    world_size: int
+    world_size: Positive
     layout: str
     model: Model
     source: WireSource
@@ -143,21 +146,15 @@ def decode_manifest(text: bytes, label: str = MANIFEST_NAME) -> Manifest:
     """
     wire = decode_as(_Manifest, text, label)
     try:
-        manifest = _expanded(wire)
+        return _expanded(wire)
     except ManifestError as error:
         raise ManifestError(f"{label}: {error}") from error
-    source = manifest.source
-    read = [file.name for file in source.files]
-    check_names(
-        (*(file.name for file in manifest.files), *read, *manifest.carried, *filter(None, [source.index])), label
-    )
-    return manifest
 
 
 def _expanded(wire: _Manifest) -> Manifest:
     members = {name: getattr(wire, name) for name in wire.__struct_fields__}
     stored = [*chain.from_iterable(file.tensors.names for file in wire.source.files)]
-    return Manifest(
+    manifest = Manifest(
         **{name: value for name, value in members.items() if name not in ("source", "tensors", "parts", "files")},
         source=wire.source.expand(),
         tensors=wire.tensors.expand(wire.parts.expand(stored)),
@@ -166,6 +163,8 @@ def _expanded(wire: _Manifest) -> Manifest:
             for file in wire.files
         ),
     )
+    check_manifest(manifest, wire.parts)
+    return manifest
 
 
 def decode_as(kind: type[Decoded], text: bytes, label: str, part: bytes = b"") -> Decoded:
@@ -226,21 +225,10 @@ def _has_its_digest(text: bytes) -> bool:
     return hasher.hexdigest().encode() == digest
 
 
-def check_names(names: Iterable[str], label: str) -> None:
-    """Refuse names that would lead out of the folder.
-
-    Raises:
-        ManifestError: One would.
-    """
-    for name in names:
-        if PurePosixPath(name).name != name or "\\" in name or name in ("", ".", ".."):
-            raise ManifestError(f"{label}: {name!r} is not the name of a file in its folder")
-
-
 def is_split(folder: Path) -> bool:
     """Tell whether a folder holds a split, of this or another version of the format."""
     try:
-        return msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=_Stamp).format == FORMAT
+        return msgspec.json.decode(read_file(folder / MANIFEST_NAME), type=_Stamp).format == FORMAT
     except (OSError, msgspec.MsgspecError, RecursionError):
         return False
 
@@ -262,7 +250,7 @@ def read_text(folder: Path) -> bytes:
     """
     path = folder / MANIFEST_NAME
     try:
-        return path.read_bytes()
+        return read_file(path)
     except FileNotFoundError as error:
         what = "holds no manifest.json: it is no split, or an unfinished one" if folder.is_dir() else "no such folder"
         raise ManifestError(f"{folder}: {what}; make one with `reshard MODEL --tp N`") from error

@@ -47,6 +47,6 @@ def alike(names: Iterable[str], kept: Collection[str] = ()) -> list[str]:
     other = next(text for number in count() if (text := str(number)) not in numbers)
     text = "\n".join(names)
     if text.count("\n") != max(len(names) - 1, 0):
-        return names  # no name that a file may hold: all are told apart
+        return names  # one has a line feed: all are told apart
     made = _NUMBERED.sub((lambda found: found[0] if found[0] in numbers else other) if numbers else other, text)
     return made.split("\n") if names else []

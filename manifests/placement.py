@@ -11,7 +11,7 @@ import msgspec
 from manifests.dtypes import atom, atoms
 from manifests.expression import parse_axis
 from manifests.layout import Axis, Mesh, coordinates, rank_runs
-from manifests.runs import Runs, divide_unit, numel, whole
+from manifests.runs import Count, Positive, Runs, divide_unit, numel, whole
 
 
 class Cut(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -23,9 +23,9 @@ class Cut(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
         unit: Elements of the axis that one entry of the dimension stands for (128 for FP8 block scales).
     """
 
-    dim: int
+    dim: Count
     axis: str
-    unit: int = 1
+    unit: Positive = 1
 
 
 class Placement(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

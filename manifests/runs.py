@@ -8,18 +8,25 @@ being read.
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+"""A number of a manifest: whole, from 0."""
+Positive = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+"""A number of a manifest: whole, from 1."""
 
 
 class Run(NamedTuple):
     """``repeat`` blocks of ``length`` entries, all positions counted from the start of their dimension."""
 
-    src: int
-    dst: int
-    length: int
-    repeat: int = 1
-    src_step: int = 0
-    dst_step: int = 0
+    src: Count
+    dst: Count
+    length: Positive
+    repeat: Positive = 1
+    src_step: Count = 0
+    dst_step: Count = 0
 
 
 Runs = tuple[Run, ...]

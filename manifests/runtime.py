@@ -8,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 
+from manifests.checking import check_extents, check_runtime
 from manifests.columns import Extents
 from manifests.contents import FORMAT, VERSION, Model, Module, Tensor
 from manifests.errors import ManifestError
-from manifests.manifest import MANIFEST_NAME, check_names, decode_as, read_text
+from manifests.manifest import MANIFEST_NAME, decode_as, read_text
+from manifests.runs import Count, Positive
 from manifests.wire import ExtentTable, TensorTable, outline
 
 
@@ -19,9 +21,9 @@ class RuntimeFile(msgspec.Struct, frozen=True):
     """A safetensors file of the split: `manifests.contents.SplitFile`, its tensors not decoded yet."""
 
     name: str
-    owners: tuple[int, ...]
-    nbytes: int
-    data_offset: int
+    owners: tuple[Count, ...]
+    nbytes: Count
+    data_offset: Count
     header: str
     tensors: msgspec.Raw
 
@@ -32,7 +34,7 @@ class _Manifest(msgspec.Struct, frozen=True, kw_only=True):
     format: str = FORMAT
     version: int = VERSION
     key: str
-    world_size: int
+    world_size: Positive
     layout: str
     model: Model
     tensors: TensorTable
@@ -70,14 +72,19 @@ class RuntimeManifest(msgspec.Struct, frozen=True, kw_only=True):
         """Return what a file holds, in order.
 
         Raises:
-            ManifestError: It is not readable.
+            ManifestError: What the manifest says of it is not readable, or does not fit the rest.
         """
         held = bytes(file.tensors)
         try:
             text = self.lines[int(held)] if held.isdigit() else held
-            return msgspec.json.decode(text, type=ExtentTable).expand()
-        except (msgspec.MsgspecError, RecursionError, IndexError, ManifestError) as error:
-            raise ManifestError(f"{self.label}: {file.name}: not a readable list of tensors: {error}") from error
+            extents = msgspec.json.decode(text, type=ExtentTable).expand()
+        except (ValueError, IndexError, RecursionError, ManifestError) as error:  # msgspec's errors are values' errors
+            raise ManifestError(f"{self.label}: {file.name}: its tensors are not readable: {error}") from error
+        try:
+            check_extents(extents, file, self.tensors)
+        except ManifestError as error:
+            raise ManifestError(f"{self.label}: {error}") from error
+        return extents
 
 
 def read_runtime(folder: Path) -> RuntimeManifest:
@@ -89,10 +96,10 @@ def read_runtime(folder: Path) -> RuntimeManifest:
     label, text = str(folder / MANIFEST_NAME), read_text(folder)
     short, lines = outline(text)
     wire = decode_as(_Manifest, text, label, short)
-    check_names((*(file.name for file in wire.files), *wire.carried), label)
+    members = {name: getattr(wire, name) for name in wire.__struct_fields__ if name != "tensors"}
     try:
-        tensors = wire.tensors.expand({})
+        manifest = RuntimeManifest(**members, tensors=wire.tensors.expand({}), label=label, lines=tuple(lines))
+        check_runtime(manifest)
     except ManifestError as error:
         raise ManifestError(f"{label}: {error}") from error
-    members = {name: getattr(wire, name) for name in wire.__struct_fields__ if name != "tensors"}
-    return RuntimeManifest(**members, tensors=tensors, label=label, lines=tuple(lines))
+    return manifest

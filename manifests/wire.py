@@ -8,7 +8,6 @@ when it needs them.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
 
 import msgspec
 
@@ -16,15 +15,14 @@ from manifests.columns import Extents, Numbers, SourceTensors, pick
 from manifests.contents import Link, Part, Source, SourceFile, Tensor
 from manifests.errors import ManifestError
 from manifests.placement import REPLICATED, Placement
-
-Number = Annotated[int, msgspec.Meta(ge=0)]
+from manifests.runs import Count
 
 
 class Kind(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What tensors have in common: `manifests.contents.Tensor` without its parts."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     placement: Placement = REPLICATED
     unused: bool = False
     cast: str = ""
@@ -34,7 +32,7 @@ class TensorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every tensor of the model: its name, and the number of its kind."""
 
     names: list[str]
-    kinds: list[Number]
+    kinds: list[Count]
     table: list[Kind]
 
     @staticmethod
@@ -69,7 +67,7 @@ class Form(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     """How a source contributes to a tensor: `manifests.contents.Part` without the source."""
 
     links: tuple[Link, ...] = ()
-    shape: tuple[int, ...] = ()
+    shape: tuple[Count, ...] = ()
 
 
 class PartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,7 +79,7 @@ class PartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     forms: list[Form]
-    tensors: dict[str, tuple[list[Number], list[Number]]]
+    tensors: dict[str, tuple[list[Count], list[Count]]]
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor], sources: Mapping[str, int]) -> "PartTable":
@@ -116,7 +114,7 @@ class ExtentTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a file of the split holds, in order of offset: names, bytes, and the hashes of all one after another."""
 
     names: list[str]
-    nbytes: list[Number]
+    nbytes: list[Count]
     tiles: str
 
     @staticmethod
@@ -137,8 +135,8 @@ class SourceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a file of the source held, in order of offset; ``types`` are the different dtypes with their shapes."""
 
     names: list[str]
-    kinds: list[Number]
-    types: list[tuple[str, tuple[Number, ...]]]
+    kinds: list[Count]
+    types: list[tuple[str, tuple[Count, ...]]]
     tiles: str
 
 
@@ -146,7 +144,7 @@ class WireSourceFile(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     """A file of the source: `manifests.contents.SourceFile`."""
 
     name: str
-    nbytes: int
+    nbytes: Count
     header: str
     tensors: SourceTable
     metadata: dict[str, str] | None = None

@@ -64,11 +64,27 @@ class AxisFinder:
         try:
             return self.bind(notation, target, reference, size)
         except UnboundSizeError as error:
-            if style.packed:
-                return self._blocks(rule, reference, size)
-            suffix = target.rpartition(".")[2]
-            self.notes[f"{suffix}: cut as plain rows, since the size {error.name!r} of its heads is not known"] = None
-            return plain_axis(size)
+            unknown = error.name
+        except PlanError:
+            # Sizes that are no more than the defaults of a class, and do not fit, are not those of this model.
+            if not self._plan.exhaustive or not (unknown := self._assumed(notation, target)):
+                raise
+        if style.packed:
+            return self._blocks(rule, reference, size)
+        suffix = target.rpartition(".")[2]
+        self.notes[f"{suffix}: cut as plain rows, since the size {unknown!r} of its heads is not known"] = None
+        return plain_axis(size)
+
+    def _assumed(self, notation: str, target: str) -> str:
+        """Return a size of an axis that the configuration does not state, or nothing."""
+        sizes = self._sizes.of(target.rpartition(".")[0]).stated()
+        try:
+            parse_axis(notation, lambda name: 1 if name == "?" or "." in name else sizes.get(name))
+        except UnknownSizeError as error:
+            return error.name
+        except PlanError:
+            return ""
+        return ""
 
     def bind(self, notation: str, target: str, reference: str, size: int) -> Axis:
         """Return the axis that a layout denotes for a module, its arguments as in `find`.

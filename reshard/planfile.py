@@ -4,11 +4,15 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from manifests.errors import CheckpointError, PlanError
+from manifests.errors import PlanError
+from manifests.jsontext import load_object
+from manifests.opening import read_file
+from manifests.shown import shown, shown_name
 from reshard.plans import Plan, build_rule
-from reshard.sources.checkpoint import load_json_object
 
+MAX_PLAN_NBYTES = 1_000_000
 _TABLES = {"plan", "experts", "sizes", "attributes"}
+_MAX_DOTS = 200
 
 
 def read_plan(path: Path) -> Plan:
@@ -18,7 +22,7 @@ def read_plan(path: Path) -> Plan:
         PlanError: The file cannot be read, or is not a plan.
     """
     try:
-        text = path.read_bytes()
+        text = read_file(path, MAX_PLAN_NBYTES)
     except OSError as error:
         raise PlanError(f"{path}: cannot be read: {error.strerror}") from error
     return build_plan(_parse(path, text), str(path))
@@ -32,21 +36,25 @@ def build_plan(document: dict[str, Any], label: str) -> Plan:
     """
     bare = not isinstance(document.get("plan"), dict)
     tables: dict[str, Any] = {"plan": document} if bare else document
-    unknown = tables.keys() - _TABLES
-    if unknown:
-        raise PlanError(f"{label}: unknown table {min(unknown)!r}; known are {', '.join(sorted(_TABLES))}")
     for table, content in tables.items():
+        if table not in _TABLES:
+            raise PlanError(f"{label}: unknown table {shown(table)}; known are {', '.join(sorted(_TABLES))}")
         if not isinstance(content, dict):
             raise PlanError(f"{label}: {table} is not a table")
     rules = tuple(build_rule(pattern, choice, label) for pattern, choice in tables["plan"].items())
     if not rules:
         raise PlanError(f"{label}: has no rules")
-    sizes = {name: _formula(value, f"{label}: sizes.{name}") for name, value in tables.get("sizes", {}).items()}
+    sizes = {
+        name: _formula(value, f"{label}: sizes.{shown_name(name)}") for name, value in tables.get("sizes", {}).items()
+    }
     for module, table in tables.get("attributes", {}).items():
         if not isinstance(table, dict):
-            raise PlanError(f"{label}: attributes.{module} is not a table")
+            raise PlanError(f"{label}: attributes.{shown_name(module)} is not a table")
     attributes = {
-        module: {name: _formula(value, f"{label}: attributes.{module}.{name}") for name, value in table.items()}
+        module: {
+            name: _formula(value, f"{label}: attributes.{shown_name(module)}.{shown_name(name)}")
+            for name, value in table.items()
+        }
         for module, table in tables.get("attributes", {}).items()
     }
     experts = tuple(build_rule(pattern, choice, label) for pattern, choice in tables.get("experts", {}).items())
@@ -56,15 +64,26 @@ def build_plan(document: dict[str, Any], label: str) -> Plan:
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
     try:
         if path.suffix == ".json":
-            return load_json_object(text, str(path))
-        return tomllib.loads(text.decode("utf-8"))
-    except CheckpointError as error:
-        raise PlanError(str(error)) from error
+            return load_object(text)
+        return _load_toml(text)
     except ValueError as error:
-        raise PlanError(f"{path}: not TOML in UTF-8: {error}") from error
+        raise PlanError(f"{path}: {error}") from error
+
+
+def _load_toml(text: bytes) -> dict[str, Any]:
+    try:
+        decoded = text.decode("utf-8")
+        # A dotted key takes tomllib the square of its length.
+        if any(line.count(".") > _MAX_DOTS for line in decoded.splitlines()):
+            raise ValueError(f"a line with more than {_MAX_DOTS} dots")
+        return tomllib.loads(decoded)
+    except RecursionError as error:
+        raise ValueError("not TOML in UTF-8 that is read: nested too deep") from error
+    except ValueError as error:
+        raise ValueError(f"not TOML in UTF-8: {error}") from error
 
 
 def _formula(value: object, label: str) -> str:
-    if isinstance(value, str | int) and not isinstance(value, bool):
+    if isinstance(value, str) or (type(value) is int and abs(value) < 1 << 63):
         return str(value)
-    raise PlanError(f"{label}: {value!r} is not a formula or a whole number")
+    raise PlanError(f"{label}: {shown(value)} is not a formula or a whole number below 2^63")

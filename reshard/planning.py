@@ -1,6 +1,7 @@
 """Planning: everything that a split will do, decided from headers and integers before a byte moves."""
 
 import gc
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import NamedTuple
 from manifests.contents import VERSION
 from manifests.errors import CheckpointError, PlanError
 from manifests.manifest import TILE_NBYTES, Model, Rule, Tensor, digest_of
+from manifests.shown import shown
 from manifests.styles import resolve_style
 from reshard import placing
 from reshard.casting import cast_tensors
@@ -83,16 +85,16 @@ def locate(model: str | Path, options: Options) -> Folder:
     path = Path(model)
     if not str(model).strip():
         raise CheckpointError("MODEL is empty; give a folder or a hub id (org/name)")
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where a folder above may not be searched
         if options.revision:
             raise CheckpointError(f"{model}: a folder has no revision")
         return LocalFolder(path / options.subfolder if options.subfolder else path)
-    if path.is_file():
+    if os.path.isfile(path):  # noqa: PTH113
         raise CheckpointError(f"{model}: no such folder: it is a file; MODEL is the folder that holds it")
     from reshard.sources.hub import is_repo_id
     from reshard.sources.hub import locate as locate_repo
 
-    if path.exists() or not is_repo_id(str(model)):
+    if os.path.lexists(path) or not is_repo_id(str(model)):
         raise CheckpointError(f"{model}: no such folder, and not a hub id (org/name)")
     try:
         return locate_repo(str(model), options.revision, options.subfolder)
@@ -171,12 +173,12 @@ def model_sizes(plan: Plan, checkpoint: Checkpoint, architecture: Architecture |
 
 def _refuse_unsupported_quantization(checkpoint: Checkpoint) -> None:
     quantization = checkpoint.config.get("quantization_config")
-    if not isinstance(quantization, dict) or not quantization:
+    if not quantization:
         return
-    method = quantization.get("quant_method")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if method != "fp8":
         raise CheckpointError(
-            f"{checkpoint.folder.label}: quantized by {method!r}; of the quantized formats only fp8 is split"
+            f"{checkpoint.folder.label}: quantized by {shown(method)}; of the quantized formats only fp8 is split"
         )
 
 
@@ -186,7 +188,9 @@ def _scale_blocks(checkpoint: Checkpoint) -> tuple[int, ...]:
     if blocks is None:
         return ()
     if not isinstance(blocks, list) or len(blocks) != 2 or not all(type(b) is int and b > 0 for b in blocks):
-        raise CheckpointError(f"{checkpoint.folder.label}/config.json: weight_block_size {blocks!r} is not two sizes")
+        raise CheckpointError(
+            f"{checkpoint.folder.label}/config.json: weight_block_size {shown(blocks)} is not two sizes"
+        )
     return tuple(blocks)
 
 

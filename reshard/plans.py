@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from manifests.errors import PlanError
+from manifests.expression import MAX_SIZE
 from manifests.manifest import Rule
+from manifests.names import tensor_name_problem
+from manifests.shown import shown, shown_name
 from manifests.styles import resolve_style
 
-_CONDITION = re.compile(r"\[(?P<child>[^\]]*)\]")
+_CONDITION = re.compile(r"\[(?P<child>[^\[\]]*)\]")
 
 
 class AxisBinding(NamedTuple):
@@ -72,28 +75,40 @@ def build_rule(pattern: str, choice: object, label: str) -> Rule:
         PlanError: The line is malformed or names an unknown style.
     """
     if not isinstance(pattern, str) or not pattern or any(not part for part in pattern.split(".")):
-        raise PlanError(f"{label}: {pattern!r} is not a dotted name")
+        raise PlanError(f"{label}: {shown(pattern)} is not a dotted name")
+    if problem := tensor_name_problem(pattern):
+        raise PlanError(f"{label}: a rule has {problem}: {shown(pattern)}")
     table: Any = {"style": choice} if isinstance(choice, str) else choice
     if not isinstance(table, dict) or not isinstance(table.get("style"), str):
-        raise PlanError(f"{label}: {pattern}: a style's name or a table with `style` expected, got {choice!r}")
-    unknown = table.keys() - {"style", "layout", "blocks", "dim"}
+        raise PlanError(
+            f"{label}: {shown_name(pattern)}: a style's name or a table with `style` expected, got {shown(choice)}"
+        )
+    unknown = [key for key in table if key not in ("style", "layout", "blocks", "dim")]
     if unknown:
-        raise PlanError(f"{label}: {pattern}: unknown key {min(unknown)!r}; known are style, layout, blocks, dim")
+        raise PlanError(
+            f"{label}: {shown_name(pattern)}: unknown key {shown(unknown[0])}; known are style, layout, blocks, dim"
+        )
     layout, blocks, dim = table.get("layout", ""), table.get("blocks", []), table.get("dim")
     if not isinstance(layout, str):
-        raise PlanError(f"{label}: {pattern}: layout {layout!r} is not a text")
-    if not isinstance(blocks, list) or not all(type(block) is int and block > 0 for block in blocks):
-        raise PlanError(f"{label}: {pattern}: blocks {blocks!r} are not a list of whole numbers from 1")
-    if dim is not None and type(dim) is not int:
-        raise PlanError(f"{label}: {pattern}: dim {dim!r} is not a whole number")
+        raise PlanError(f"{label}: {shown_name(pattern)}: layout {shown(layout)} is not a text")
+    if not isinstance(blocks, list) or not all(type(block) is int and 0 < block < MAX_SIZE for block in blocks):
+        raise PlanError(
+            f"{label}: {shown_name(pattern)}: blocks {shown(blocks)} are not a list of whole numbers from 1"
+        )
+    if dim is not None and (type(dim) is not int or abs(dim) >= MAX_SIZE):
+        raise PlanError(f"{label}: {shown_name(pattern)}: dim {shown(dim)} is not a whole number")
     try:
         style = resolve_style(table["style"])
     except PlanError as error:
-        raise PlanError(f"{label}: {pattern}: {error}") from error
+        raise PlanError(f"{label}: {shown_name(pattern)}: {error}") from error
     if blocks and not style.packed:
-        raise PlanError(f"{label}: {pattern}: {style.name} takes no blocks; packed_colwise and packed_rowwise do")
+        raise PlanError(
+            f"{label}: {shown_name(pattern)}: {style.name} takes no blocks; packed_colwise and packed_rowwise do"
+        )
     if layout and (blocks or style.contiguous or not style.cuts):
-        raise PlanError(f"{label}: {pattern}: {style.name} takes no layout" + (" beside blocks" if blocks else ""))
+        raise PlanError(
+            f"{label}: {shown_name(pattern)}: {style.name} takes no layout" + (" beside blocks" if blocks else "")
+        )
     return Rule(pattern, style.name, layout, tuple(blocks), dim)
 
 

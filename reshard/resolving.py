@@ -73,7 +73,10 @@ class _Memory:
     def names(self) -> list[str]:
         return []
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most: int | None = None) -> bytes:
+        raise CheckpointError(f"{self.label}: is in memory, and has no {name}")
+
+    def check(self, name: str) -> None:
         raise CheckpointError(f"{self.label}: is in memory, and has no {name}")
 
     def weights(self, name: str) -> WeightFile:

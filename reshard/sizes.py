@@ -5,8 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from manifests.errors import PlanError
-from manifests.expression import UnknownSizeError, evaluate
+from manifests.expression import MAX_SIZE, UnknownSizeError, evaluate
+from manifests.shown import shown, shown_name
 from reshard.catalogue import Architecture, part_of_config, type_values
+
+MAX_CHAIN = 50
+"""Formulas that refer to one another in a row."""
+_LAYER = re.compile(r"(?:[0-9]*[^.0-9][^.]*\.)*([0-9]+)(?=\.|$)")
+"""A name up to its first part that is a number."""
 
 
 class Sizes:
@@ -36,6 +42,7 @@ class Sizes:
         self._defaults = defaults or {}
         self._aliases = aliases or {}
         self._open: list[str] = []
+        self._unknown: set[str] = set()
         self.used: dict[str, int] = {}
         self.consulted: dict[str, int] = {}
 
@@ -49,12 +56,17 @@ class Sizes:
             return self.used[name]
         if name not in self._formulas:
             return self._from_config(name)
+        if name in self._unknown:
+            return None
         if name in self._open:
-            raise PlanError(f"sizes: {' -> '.join([*self._open, name])}: refers to itself")
+            raise PlanError(f"sizes: {shown(' -> '.join([*self._open, name]))}: refers to itself")
+        if len(self._open) == MAX_CHAIN:
+            raise PlanError(f"sizes: {shown_name(self._open[0])}: a chain of more than {MAX_CHAIN} formulas")
         self._open.append(name)
         try:
             value = evaluate(self._formulas[name], self.get)
         except UnknownSizeError:
+            self._unknown.add(name)
             return None
         finally:
             self._open.pop()
@@ -71,7 +83,7 @@ class Sizes:
         if not self.layered:
             return self
         layers = self._config["per_layer_config"]
-        own = next((values for key, values in layers.items() if str(key).isdecimal() and int(key) == number), None)
+        own = next((values for key, values in layers.items() if _is_number(str(key), number)), None)
         if not isinstance(own, Mapping):
             return self
         return Sizes(self._formulas, {**self._config, **own}, self._defaults, self._aliases)
@@ -80,6 +92,10 @@ class Sizes:
     def layered(self) -> bool:
         """Whether layers may have sizes of their own."""
         return isinstance(self._config.get("per_layer_config"), Mapping)
+
+    def stated(self) -> "Sizes":
+        """Return what the configuration itself says, without the defaults of its class."""
+        return Sizes(self._formulas, self._config, {}, self._aliases)
 
     def peek(self, name: str) -> object:
         """Return what the configuration or its defaults say of a name; it does not count as consulted."""
@@ -91,8 +107,10 @@ class Sizes:
         value = self.peek(name)
         if value is None:
             return None
-        if type(value) is not int:
-            raise PlanError(f"config.json: {name} is {value!r}; a layout needs one whole number")
+        if type(value) is not int or not 0 <= value < MAX_SIZE:
+            raise PlanError(
+                f"config.json: {shown_name(name)} is {shown(value)}; a layout needs one whole number from 0"
+            )
         self.consulted[name] = value
         return value
 
@@ -107,6 +125,10 @@ class Sizes:
                 return None
             value = value[key]
         return (value,)
+
+
+def _is_number(text: str, number: int) -> bool:
+    return text.isdecimal() and text.isascii() and text.lstrip("0").rjust(1, "0") == str(number)
 
 
 class ScopedSizes:
@@ -133,7 +155,7 @@ class ScopedSizes:
         scope = max(holding, key=len, default="")
         sizes = self.scopes[scope] if holding else self.root
         inside = name.removeprefix(f"{scope}.") if scope else name
-        layer = re.match(r"(?:[^.]*[^.\d][^.]*\.)*(\d+)(?=\.|$)", inside)
+        layer = _LAYER.match(inside)
         if layer is None:
             return sizes
         module = f"{scope}.{layer[0]}" if scope else layer[0]

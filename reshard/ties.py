@@ -84,7 +84,7 @@ def is_tied(config: Mapping[str, Any], architecture: Architecture, name: str) ->
     path = architecture.tie_flags.get(name, "")
     part = part_of_config(config, architecture.model_type, path)
     model_type = part.get("model_type", "") if path else architecture.model_type
-    entry = exported()["types"].get(model_type, {})
+    entry = exported()["types"].get(model_type, {}) if isinstance(model_type, str) else {}
     if "tied" in entry:
         inner = part_of_config(part, model_type, entry["tied"]["part"])
         table: list[str] = entry["tied"]["table"]

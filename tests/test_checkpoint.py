@@ -297,10 +297,9 @@ def test_a_component_of_a_pipeline(tmp_path: Path) -> None:
 
 def test_linked_files_are_read_through(tmp_path: Path) -> None:
     """A snapshot of the hub's cache is links into a folder of blobs."""
-    blobs = indexed(tmp_path / "blobs")
-    (tmp_path / "snapshot").mkdir()
+    blobs = indexed(tmp_path).rename(tmp_path / "blobs")
+    snapshot = tmp_path / "snapshots" / ("ab" * 20)
+    snapshot.mkdir(parents=True)
     for path in blobs.iterdir():
-        (tmp_path / "snapshot" / path.name).symlink_to(path)
-    assert [file.nbytes for file in opened(tmp_path / "snapshot").files] == [
-        (blobs / name).stat().st_size for name in FILES
-    ]
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    assert [file.nbytes for file in opened(snapshot).files] == [(blobs / name).stat().st_size for name in FILES]

@@ -72,7 +72,7 @@ BROKEN: dict[str, tuple[bytes, tuple[object, ...]]] = {
     "huge size of an empty tensor": (encoded({"w": entry(shape=[2**64, 0], offsets=[0, 0])}, b""), ("w", 2**64)),
     "size not a number": (encoded(b'{"w":{"dtype":"U8","shape":[NaN],"data_offsets":[0,2]}}'), ("w", "nan")),
     "wrong size for the shape": (encoded({"w": entry("F32", [2])}), ("w", "F32 [2]", "8 bytes", "gives it 2")),
-    "huge product": (encoded({"w": entry(shape=[2**62, 2**62])}), ("w", 2**124, "gives it 2")),
+    "huge product": (encoded({"w": entry(shape=[2**62, 2**62])}), ("w", 2**62, "more elements than")),
     "one offset": (encoded({"w": entry(offsets=[2])}), ("w", "data_offsets [2]")),
     "descending offsets": (encoded({"w": entry(offsets=[2, 0])}), ("w", "data_offsets [2, 0]")),
     "negative offset": (encoded({"w": entry(offsets=[-1, 1])}), ("w", "data_offsets [-1, 1]")),

@@ -46,7 +46,7 @@ SMALL = Manifest(
                 "model.safetensors",
                 200,
                 HASH,
-                {"w": SourceTensor("F32", (4, 2), 0, (HASH,)), "n": SourceTensor("F32", (), 32, (HASH,))},
+                {"w": SourceTensor("F32", (4,), 0, (HASH,)), "n": SourceTensor("F32", (), 16, (HASH,))},
                 {"format": "pt"},
             ),
         ),
@@ -73,7 +73,7 @@ GOLDEN = (
     '{"format":"reshard","version":2,"key":"%s","world_size":2,"layout":"runtime",'
     '"model":{"library":"transformers","type":"llama","architecture":"LlamaForCausalLM"},'
     '"source":\n{"files":[{"name":"model.safetensors","nbytes":200,"header":"%s",'
-    '"tensors":{"names":["w","n"],"kinds":[0,1],"types":[["F32",[4,2]],["F32",[]]],"tiles":"%s%s"},'
+    '"tensors":{"names":["w","n"],"kinds":[0,1],"types":[["F32",[4]],["F32",[]]],"tiles":"%s%s"},'
     '"metadata":{"format":"pt"}}],'
     '"index":"model.safetensors.index.json"}\n,'
     '"plan":[{"pattern":"w","style":"colwise"},'
@@ -102,7 +102,7 @@ def test_golden_bytes() -> None:
     assert digest == DIGEST
 
 
-DIGEST = "c8b26d6650c85ceb66ddb2bb3bc35f3b"
+DIGEST = "c96e828b3523f654862fbe5a245129aa"
 
 
 def test_decoding_gives_back_what_was_encoded() -> None:
@@ -254,16 +254,18 @@ def sealed(text: bytes) -> bytes:
         ('"names":["w","n"],"kinds":[0,1]', '"names":["w","n"],"kinds":[0,9]', ("2 values",)),
         ('"names":["w","n"],"kinds":[0,1]', '"names":["w","n"],"kinds":[0]', ("2 names", "1 sizes")),
         ('"names":["w","n"]', '"names":["w","w"]', ("one name",)),
-        ('["F32",[4,2]]', '["F32",[4,-2]]', ("types", ">= 0")),
-        ('["F32",[4,2]]', '["F31",[4,2]]', ("'F31'", "not known")),
-        ('["F32",[4,2]]', f'["F32",[{1 << 62},{1 << 62}]]', ("more than can be addressed",)),
+        ('["F32",[4]]', '["F32",[-4]]', ("types", ">= 0")),
+        ('["F32",[4]]', '["F31",[4]]', ("'F31'", "not known")),
+        ('["F32",[4]]', f'["F32",[{1 << 62},{1 << 62}]]', ("more than can be addressed",)),
         ('"index":"model.safetensors.index.json"', '"index":"i.json","dropped":["w"]', ("64 digits", "32 expected")),
-        ('"nbytes":[16]', f'"nbytes":[{1 << 64}]', ("more than can be addressed",)),
+        ('"nbytes":[16]', f'"nbytes":[{1 << 64}]', ("nbytes", f"<= {(1 << 63) - 1}")),
         ('"tensors":{"a.w":[[0],[0]]}', '"tensors":{"a.w":[[2],[0]]}', ("2 values",)),
         ('"tensors":{"a.w":[[0],[0]]}', '"tensors":{"a.w":[[0],[1]]}', ("1 values",)),
         ('"tensors":{"a.w":[[0],[0]]}', '"tensors":{"a.w":[[0],[]]}', ("a.w", "1 sources and 0 forms")),
         ('"tensors":{"a.w":[[0],[0]]}', '"tensors":{"x":[[0],[0]]}', ("x", "no tensor")),
         ('"nbytes":[16]', '"nbytes":[4194305]', ("32 digits", "64 expected")),
+        ('"nbytes":[16]', '"nbytes":[65]', ("rank-00000", "byte 65 of 64")),
+        ('"tensors":{"a.w":[[0],[0]]}', '"tensors":{"a.w":[[1],[0]]}', ("a.w", "links lead out")),
         ('"nbytes":[16]', '"nbytes":[16,0]', ("1 names", "2 sizes")),
     ],
 )

@@ -12,6 +12,8 @@ from math import prod
 from typing import Any
 
 from manifests.errors import CheckpointError, PlanError
+from manifests.expression import MAX_SIZE
+from manifests.shown import shown
 from reshard.catalogue.architecture import Architecture
 from reshard.plans import AxisBinding, Plan, build_rule
 
@@ -72,8 +74,10 @@ def _whole_product(config: Mapping[str, Any], defaults: Mapping[str, Any], facto
     """Return a product of configuration values without what is behind the point, as the classes compute widths."""
     numbers = {name: config.get(name, defaults[name]) for name in factors}
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise PlanError(f"config.json: {name} is {number!r}; sizes are computed from it, a number is needed")
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < MAX_SIZE:
+            raise PlanError(
+                f"config.json: {name} is {shown(number)}; sizes are computed from it, a number from 0 is needed"
+            )
     return int(prod(numbers.values()))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from manifests.errors import PlanError
+from manifests.shown import shown_name
 from reshard.catalogue.architecture import Architecture, Converter, Rename, Scope
 from reshard.catalogue.tables import exported, part_of_config
 
@@ -23,13 +24,12 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture | None:
         return None
     entry = exported()["types"][model_type]
     names = config.get("architectures") or []
-    named = names[0] if isinstance(names, list) and names else ""
+    named = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     name = _known_class(named, model_type, entry.get("classes", {}))
     if not name:
         known = ", ".join(sorted(entry.get("classes", {}))) or "none, it is part of others"
-        raise PlanError(
-            f"config.json: {named or 'no class in architectures'}: not a known class of {model_type}; known are {known}"
-        )
+        found = shown_name(named) or "no class in architectures"
+        raise PlanError(f"config.json: {found}: not a known class of {model_type}; known are {known}")
     return _build_architecture(model_type, name, config)
 
 
@@ -55,7 +55,8 @@ def _build_architecture(model_type: str, name: str, config: Mapping[str, Any]) -
     converters = [_converter(item) for item in head.get("converters", entry.get("converters", ()))]
     scopes: list[Scope] = []
     for prefix, part_type, path, *by_file in head.get("scopes", ()):
-        chosen = part_of_config(config, model_type, path).get("model_type", part_type) if by_file else part_type
+        stated = part_of_config(config, model_type, path).get("model_type", part_type) if by_file else part_type
+        chosen = stated if isinstance(stated, str) else part_type
         if chosen != part_type:
             inner = prefix.removeprefix(base_prefix).lstrip(".")
             renames = [item for item in renames if item.scope != inner] + _scoped(chosen, "renames", inner, base_prefix)

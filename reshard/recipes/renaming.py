@@ -163,7 +163,7 @@ def stored_order(name: str) -> list[tuple[int | str, ...]]:
 
 @lru_cache(maxsize=65536)
 def _part_order(part: str) -> tuple[int | str, ...]:
-    if part.isdigit():
+    if part.isdecimal():
         return 0, int(part)
     text = part.rstrip("0123456789")
     digits = part[len(text) :]

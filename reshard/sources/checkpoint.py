@@ -4,20 +4,24 @@ The index decides which files belong; without one, the single weight file does. 
 else happens, and every refusal names the file.
 """
 
-import json
 import re
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from manifests.errors import CheckpointError
 from manifests.header import StoredTensor
+from manifests.jsontext import load_object
 from manifests.manifest import MANIFEST_NAME
+from manifests.names import is_file_name
+from manifests.opening import MAX_TEXT_NBYTES
+from manifests.shown import shown, shown_name
 from reshard.sources.folder import Folder, WeightFile
 
 STEMS = ("model", "diffusion_pytorch_model")
 CONFIG_NAME = "config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".gguf")
+_OF_ADAPTER = re.compile(r"(^|[._])(lora|hada|lokr|oft|ia3|vera)_|\.alpha$")
+"""In the name of every tensor of an adapter, and in few of a model's."""
 _CARRIED = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".vocab", ".spm")
 
 
@@ -81,13 +85,21 @@ def open_checkpoint(folder: Folder, variant: str = "") -> Checkpoint:
             f"{folder.label}/{index}: names {len(missing)} files that are not there: {_some(missing)}; download them"
         )
     files = tuple(folder.weights(name) for name in chosen)
+    tensors = _gather_tensors(folder.label, files, weight_map, index)
+    if all(_OF_ADAPTER.search(name) for name in tensors):
+        raise CheckpointError(
+            f"{folder.label}: an adapter ({shown_name(next(iter(tensors)))}), which is not split; merge it first"
+        )
+    carried = tuple(name for name in names if _is_carried(name))
+    for name in carried:
+        folder.check(name)
     return Checkpoint(
         folder=folder,
         files=files,
-        tensors=_gather_tensors(folder.label, files, weight_map, index),
+        tensors=tensors,
         index_name=index,
         config=_read_config(folder, names),
-        carried=tuple(name for name in names if _is_carried(name)),
+        carried=carried,
         ignored=tuple(name for name in names if name.endswith(".safetensors") and name not in chosen),
     )
 
@@ -146,38 +158,29 @@ def _find_single(folder: Folder, names: list[str], variant: str) -> str:
 
 def _read_index(folder: Folder, name: str) -> dict[str, str]:
     label = f"{folder.label}/{name}"
-    weight_map = load_json_object(folder.read(name), label).get("weight_map")
+    weight_map = _load(folder, name).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{label}: has no weight_map")
+    known: set[str] = set()
     for tensor, file in weight_map.items():
-        if not isinstance(file, str) or PurePosixPath(file).name != file or "\\" in file or file in ("", ".", ".."):
-            raise CheckpointError(f"{label}: {tensor}: {file!r} is not the name of a file in this folder")
+        if isinstance(file, str) and file in known:
+            continue
+        if not is_file_name(file):
+            raise CheckpointError(
+                f"{label}: {shown_name(tensor)}: {shown(file)} is not the name of a file in this folder"
+            )
         if not file.endswith(".safetensors"):
-            raise CheckpointError(f"{label}: {tensor}: {file!r} is not a safetensors file")
+            raise CheckpointError(f"{label}: {shown_name(tensor)}: {shown(file)} is not a safetensors file")
+        known.add(file)
     return weight_map
 
 
-def load_json_object(text: bytes, label: str) -> dict[str, Any]:
-    """Return the JSON object that the bytes hold.
-
-    Raises:
-        CheckpointError: They hold something else, or a key twice.
-    """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        entries = dict(pairs)
-        if len(entries) != len(pairs):
-            keys = [key for key, _ in pairs]
-            raise CheckpointError(f"{label}: has the key {next(k for k in keys if keys.count(k) > 1)!r} twice")
-        return entries
-
+def _load(folder: Folder, name: str) -> dict[str, Any]:
+    text = folder.read(name, MAX_TEXT_NBYTES)
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{label}: not JSON in UTF-8: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{label}: not a JSON object")
-    return value
+        return load_object(text)
+    except ValueError as error:
+        raise CheckpointError(f"{folder.label}/{name}: {error}") from error
 
 
 def _gather_tensors(
@@ -188,10 +191,10 @@ def _gather_tensors(
     for position, file in enumerate(files):
         for name, stored in file.header.tensors.items():
             if index and weight_map.get(name) != file.name:
-                stray.append(f"{name} in {file.name}")
+                stray.append(f"{shown_name(name)} in {file.name}")
             else:
                 tensors[name] = SourceTensor(position, stored)
-    absent = [f"{name} (should be in {file})" for name, file in weight_map.items() if name not in tensors]
+    absent = [f"{shown_name(name)} (should be in {file})" for name, file in weight_map.items() if name not in tensors]
     if absent:
         raise CheckpointError(f"{label}/{index}: names {len(absent)} tensors that their files lack: {_some(absent)}")
     if stray:
@@ -207,7 +210,7 @@ def _gather_tensors(
 def _read_config(folder: Folder, names: list[str]) -> dict[str, Any]:
     if CONFIG_NAME not in names:
         return {}
-    return load_json_object(folder.read(CONFIG_NAME), f"{folder.label}/{CONFIG_NAME}")
+    return _load(folder, CONFIG_NAME)
 
 
 def _is_carried(name: str) -> bool:

@@ -1,11 +1,14 @@
 """A folder that holds a checkpoint: its files' names, small files' bytes, and safetensors headers."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from manifests.errors import CheckpointError
 from manifests.header import Header, read_header
+from manifests.opening import open_file, read_file
+from manifests.shown import shown_name
 
 
 class WeightFile(NamedTuple):
@@ -40,8 +43,12 @@ class Folder(Protocol):
         """Return the names of its files, those of sub-folders left out."""
         ...
 
-    def read(self, name: str) -> bytes:
-        """Return the bytes of a small file."""
+    def read(self, name: str, most: int | None = None) -> bytes:
+        """Return the bytes of a small file, of at most that many."""
+        ...
+
+    def check(self, name: str) -> None:
+        """Refuse a file that cannot be read, before anything is made of the others."""
         ...
 
     def weights(self, name: str) -> WeightFile:
@@ -69,19 +76,49 @@ class LocalFolder:
         except OSError as error:
             raise CheckpointError(f"{self.label}: cannot be listed: {error.strerror}") from error
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most: int | None = None) -> bytes:
         """Return the bytes of a file."""
+        self._refuse_outside(name)
         try:
-            return (self.path / name).read_bytes()
+            return read_file(self.path / name, most)
         except OSError as error:
-            raise CheckpointError(f"{self.label}/{name}: cannot be read: {error.strerror}") from error
+            raise self._unreadable(name, error) from error
+
+    def check(self, name: str) -> None:
+        """Refuse a file that cannot be read."""
+        self._refuse_outside(name)
+        try:
+            open_file(self.path / name).close()
+        except OSError as error:
+            raise self._unreadable(name, error) from error
 
     def weights(self, name: str) -> WeightFile:
         """Read the header of a safetensors file."""
+        self._refuse_outside(name)
         path = self.path / name
         header = read_header(path, f"{self.label}/{name}")
         status = path.stat()
         return WeightFile(name, status.st_size, f"{status.st_size}-{status.st_mtime_ns}", header, path)
+
+    def _unreadable(self, name: str, error: OSError) -> CheckpointError:
+        return CheckpointError(f"{self.label}/{shown_name(name)}: cannot be read: {error.strerror}")
+
+    def _refuse_outside(self, name: str) -> None:
+        """Refuse a link that leads out of the folder, but for those of a hub cache to the blobs of their repository."""
+        path = self.path / name
+        try:
+            target = path.parent.resolve() / path.readlink()
+        except OSError:  # no link, or one that reading will report
+            return
+        home, target = self.path.resolve(), Path(os.path.normpath(target))
+        if home in target.parents and home in Path(os.path.realpath(target)).parents:
+            return
+        blobs = next((parent.parent / "blobs" for parent in home.parents if parent.name == "snapshots"), None)
+        if target.parent != blobs:
+            raise CheckpointError(
+                f"{self.label}/{shown_name(name)}: a link to {target}, out of the folder; "
+                "put the file itself there, or name the folder that holds it"
+            )
 
     def download(self, names: Iterable[str]) -> "LocalFolder":
         """Return this directory."""

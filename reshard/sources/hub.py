@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from manifests.errors import CheckpointError
 from manifests.header import Header, header_length, parse_header, read_header
+from manifests.opening import read_file
 from reshard.sources.folder import Folder, LocalFolder, WeightFile
 
 FIRST_NBYTES = 128 * 1024
@@ -113,12 +114,15 @@ class HubFolder:
         """Return the names of its files, sorted."""
         return sorted(self._hashes)
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most: int | None = None) -> bytes:
         """Return the bytes of a small file, through the hub cache."""
         from huggingface_hub import hf_hub_download
 
         with _explained(self.repo, self.ref, f"{self.label}/{name}"):
-            return Path(hf_hub_download(self.repo, self._path(name), revision=self.revision)).read_bytes()
+            return read_file(Path(hf_hub_download(self.repo, self._path(name), revision=self.revision)), most)
+
+    def check(self, name: str) -> None:
+        """Do nothing: what the hub lists can be fetched."""
 
     def weights(self, name: str) -> WeightFile:
         """Read the header of a safetensors file from the hub cache, or by at most two range requests.

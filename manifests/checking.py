@@ -1,0 +1,234 @@
+"""Checking a manifest: what its types do not say, so that whoever reads it can rely on every number and every name.
+
+Types refuse negative numbers. Here are the numbers and names that must fit each other: shapes and axes, ranks and
+meshes, extents and sizes, parts and sources. Whether tensors are covered by their parts, a verifier finds out.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from math import prod
+from typing import Any
+
+from manifests.columns import Extents, SourceTensors
+from manifests.contents import Link, Manifest, Tensor
+from manifests.dtypes import BITS, atoms
+from manifests.dtypes import nbytes as tensor_nbytes
+from manifests.errors import ManifestError, PlanError
+from manifests.layout import Mesh, mesh_sizes
+from manifests.names import find_odd_name, is_file_name
+from manifests.placement import Placement, bound_axis
+from manifests.runs import Runs
+from manifests.shown import shown, shown_name
+from manifests.wire import PartTable
+
+MAX_RANKS = 1 << 16
+MAX_DIMS = 32
+MAX_UNIT = 1 << 16
+_LAYOUTS = ("runtime", "checkpoint")
+
+
+def check_manifest(manifest: Manifest, parts: PartTable) -> None:
+    """Refuse a whole manifest whose names or numbers do not fit each other.
+
+    Args:
+        manifest: The manifest, as it was decoded.
+        parts: The table of its tensors' parts.
+
+    Raises:
+        ManifestError: Two do not.
+    """
+    check_runtime(manifest)
+    for file in manifest.files:
+        check_extents(Extents.of(file.tensors), file, manifest.tensors)
+    source = manifest.source
+    _check_file_names(
+        [*(file.name for file in source.files), *manifest.carried, *([source.index] if source.index else [])]
+    )
+    columns = [SourceTensors.of(file.tensors) for file in source.files]
+    for rows in columns:
+        _check_names(rows.names)
+        for kind, (dtype, shape) in enumerate(rows.types):
+            if problem := _shape_problem(dtype, shape):
+                raise ManifestError(f"{_shown_first(rows.names, rows.kinds, kind)}: {problem}")
+    stored: set[str] = set()
+    for rows in columns:
+        if twice := stored.intersection(rows.names):
+            raise ManifestError(f"source: {shown_name(min(twice))} is in two files")
+        stored.update(rows.names)
+    for name, tensor in _different(manifest.tensors):
+        if tensor.cast and tensor.cast not in BITS:
+            raise ManifestError(f"{shown_name(name)}: converted from {shown(tensor.cast)}, an unknown dtype")
+    if strange := manifest.tensors.keys() - parts.tensors.keys() - stored:
+        raise ManifestError(f"{shown_name(min(strange))}: has no parts, and the source no tensor of its name")
+    _check_parts(manifest.tensors, parts, [*chain.from_iterable(map(_types, columns))])
+
+
+def _types(rows: SourceTensors) -> Iterable[tuple[str, tuple[int, ...]]]:
+    return map(rows.types.__getitem__, rows.kinds)
+
+
+def check_runtime(manifest: Any) -> None:  # noqa: ANN401 - a manifest, or what a loader needs of one
+    """Refuse a manifest of which what a loader uses does not fit.
+
+    Raises:
+        ManifestError: It does not.
+    """
+    if not 1 <= manifest.world_size <= MAX_RANKS:
+        raise ManifestError(f"world_size is {manifest.world_size}; it is from 1 to {MAX_RANKS}")
+    if manifest.layout not in _LAYOUTS:
+        raise ManifestError(f"layout is {shown(manifest.layout)}; known are {', '.join(_LAYOUTS)}")
+    _check_names(manifest.tensors)
+    for name, tensor in _different(manifest.tensors):
+        if problem := _shape_problem(tensor.dtype, tensor.shape) or _placement_problem(
+            tensor.placement, tensor.shape, manifest.world_size
+        ):
+            raise ManifestError(f"{shown_name(name)}: {problem}")
+    _check_files(manifest.files, manifest.carried, manifest.world_size)
+    for one, other in manifest.ties.items():
+        if one in manifest.tensors or other not in manifest.tensors:
+            raise ManifestError(f"ties: {shown_name(one)} is tied to {shown_name(other)}, which does not fit tensors")
+    for name, module in manifest.modules.items():
+        if problem := _mesh_problem(module.mesh, manifest.world_size) or _axis_problem(module.axis):
+            raise ManifestError(f"modules: {shown_name(name)}: {problem}")
+
+
+def _different(tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+    """Return the tensors without those that are the same object as one before."""
+    different: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if id(tensor) not in different:
+            different[id(tensor)] = name, tensor
+    return different.values()
+
+
+def _shown_first(names: Sequence[str], kinds: Sequence[int], kind: int) -> str:
+    return shown_name(names[kinds.index(kind)]) if kind in kinds else "source"
+
+
+def check_extents(extents: Extents, file: Any, tensors: Mapping[str, Tensor]) -> None:  # noqa: ANN401 - a file of either
+    """Refuse extents that do not lie in their file, or are of tensors that are none of the manifest's.
+
+    Raises:
+        ManifestError: One does not.
+    """
+    if strange := extents.keys() - tensors.keys():
+        raise ManifestError(f"{file.name}: holds {shown_name(min(strange))}, which is not in tensors")
+    nbytes, most = sum(extents.sizes), file.nbytes - file.data_offset
+    if nbytes > most:
+        raise ManifestError(f"{file.name}: its tensors end at byte {nbytes} of {most} bytes of data")
+
+
+def _check_files(files: Iterable[Any], carried: Iterable[str], world_size: int) -> None:
+    _check_file_names([*(file.name for file in files), *carried, "manifest.json"])
+    for file in files:
+        owners = file.owners
+        if any(rank >= world_size for rank in owners) or list(owners) != sorted(set(owners)):
+            raise ManifestError(f"{file.name}: owners {shown(list(owners))} are not ascending ranks below {world_size}")
+        if file.data_offset > file.nbytes:
+            raise ManifestError(f"{file.name}: its data starts at byte {file.data_offset} of {file.nbytes}")
+
+
+def _check_file_names(names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if not is_file_name(name):
+            raise ManifestError(f"{shown(name)} is not the name of a file in its folder")
+        if name in seen:
+            raise ManifestError(f"two files have the name {shown(name)}")
+        seen.add(name)
+
+
+def _check_names(names: Collection[str]) -> None:
+    if found := find_odd_name(names):
+        raise ManifestError(f"a tensor has {found[1]}: {shown(found[0])}")
+
+
+def _shape_problem(dtype: str, shape: tuple[int, ...]) -> str:
+    if dtype not in BITS:
+        return f"unknown dtype {shown(dtype)}"
+    if len(shape) > MAX_DIMS or prod(size or 1 for size in shape) * BITS[dtype] >= 1 << 64:
+        return f"the shape {shown(list(shape))} is larger than a file can hold"
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def _placement_problem(placement: Placement, shape: tuple[int, ...], world_size: int) -> str:
+    if placement.cuts and (problem := _mesh_problem(placement.mesh, world_size)):
+        return problem
+    dims = [cut.dim for cut in placement.cuts]
+    if len(set(dims)) != len(dims) or any(dim >= len(shape) for dim in dims):
+        return f"cuts dims {dims} of {len(shape)}"
+    known = mesh_sizes(placement.mesh).keys()
+    for cut in placement.cuts:
+        if problem := _axis_problem(cut.axis):
+            return problem
+        axis = bound_axis(cut.axis)
+        if unknown := axis.mesh_axes() - known:
+            return f"divides over {min(unknown)}, which its mesh lacks"
+        if cut.unit > MAX_UNIT or -(-axis.size // cut.unit) != shape[cut.dim]:
+            return f"an axis of {axis.size} in units of {cut.unit} along a dimension of {shape[cut.dim]}"
+    return ""
+
+
+def _mesh_problem(mesh: Mesh, world_size: int) -> str:
+    sizes = [size for _, size in mesh]
+    if mesh and (prod(sizes[:32]) != world_size or len(sizes) > 32 or len({name for name, _ in mesh}) != len(mesh)):
+        return f"a mesh of {shown(mesh)}, not of {world_size} ranks"
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def _axis_problem(notation: str) -> str:
+    try:
+        if notation:
+            bound_axis(notation)
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+def _check_parts(tensors: Mapping[str, Tensor], parts: PartTable, types: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+    """Refuse parts whose links lead out of their sources or their tensors; ``types`` are those of all sources."""
+    known: dict[tuple[object, ...], bool] = {}
+    for name, (sources, forms) in parts.tensors.items():
+        tensor = tensors[name]
+        inside = _addressed(tensor.dtype, tensor.shape)
+        for (dtype, shape), number in {*zip(map(types.__getitem__, sources), forms, strict=True)}:
+            key = dtype, shape, number, inside
+            form = parts.forms[number]
+            if key not in known:
+                known[key] = not form.links or _fit(form.links, form.shape or _addressed(dtype, shape), inside)
+            if not known[key]:
+                raise ManifestError(f"{shown_name(name)}: its links lead out of it, or out of what it is made of")
+
+
+def _addressed(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    found = atoms(dtype, shape)
+    return (tensor_nbytes(dtype, shape),) if found is None else found
+
+
+def _fit(links: tuple[Link, ...], outside: tuple[int, ...], inside: tuple[int, ...]) -> bool:
+    """Tell whether every dimension has one link, and the links' runs lie in the dimensions."""
+    if sorted(link.src for link in links if link.src is not None) != list(range(len(outside))):
+        return False
+    if sorted(link.dst for link in links if link.dst is not None) != list(range(len(inside))):
+        return False
+    return all(
+        _runs_fit(
+            link.runs,
+            1 if link.src is None else outside[link.src],
+            1 if link.dst is None else inside[link.dst],
+        )
+        for link in links
+    )
+
+
+@lru_cache(maxsize=4096)
+def _runs_fit(runs: Runs, src_size: int, dst_size: int) -> bool:
+    return all(
+        run.src + (run.repeat - 1) * run.src_step + run.length <= src_size
+        and run.dst + (run.repeat - 1) * run.dst_step + run.length <= dst_size
+        and (run.repeat == 1 or run.dst_step >= run.length)
+        for run in runs
+    )

@@ -1,0 +1,58 @@
+"""Names that come from files: of tensors, and of files in one folder."""
+
+import re
+from collections.abc import Collection
+
+MAX_NAME_LENGTH = 1000
+MAX_NAME_PARTS = 100
+MAX_FILE_NAME_NBYTES = 255
+
+_ODD = re.compile(r"[\x00-\x09\x0b-\x1f\x7f/\\]|\.\.")
+"""In every name that has something wrong, but for those that are empty or long and those with a line feed."""
+_LEADS_OUT = re.compile(r"[/\\]|[A-Za-z]:[/\\]|(?:.*[/\\])?\.\.(?:[/\\]|$)")
+
+
+def tensor_name_problem(name: str) -> str:
+    """Return what is wrong with the name of a tensor, or nothing.
+
+    >>> [tensor_name_problem(name) for name in ("a.0.w", "encoder/kernel", "../w", "")]
+    ['', '', 'a name that looks like a path out of a folder', 'an empty name']
+    """
+    if not name:
+        return "an empty name"
+    if len(name) > MAX_NAME_LENGTH:
+        return f"a name of {len(name)} characters; at most {MAX_NAME_LENGTH} are read"
+    if name.count(".") >= MAX_NAME_PARTS:
+        return f"a name of {name.count('.') + 1} parts; at most {MAX_NAME_PARTS} are read"
+    if (name[0] in "/\\." or "/" in name or "\\" in name) and _LEADS_OUT.match(name):
+        return "a name that looks like a path out of a folder"
+    return ""
+
+
+def find_odd_name(names: Collection[str]) -> tuple[str, str] | None:
+    """Return the first name of tensors with which something is wrong, and what; None if all are right.
+
+    >>> find_odd_name(["a.0.w", "b"]), find_odd_name(["a.0.w", ""])
+    (None, ('', 'an empty name'))
+    """
+    text = "\n".join(names)
+    plain = text.count("\n") == max(len(names) - 1, 0) and not _ODD.search(text)
+    if plain and "" not in names and max(map(len, names), default=0) <= MAX_NAME_PARTS:
+        return None
+    return next(((name, problem) for name in names if (problem := tensor_name_problem(name))), None)
+
+
+def is_file_name(name: object) -> bool:
+    r"""Tell whether a value names a file in a folder, and nothing outside it.
+
+    >>> is_file_name("model.safetensors"), is_file_name("../x"), is_file_name("a/x"), is_file_name("x\0")
+    (True, False, False, False)
+    """
+    if not isinstance(name, str) or name in ("", ".", ".."):
+        return False
+    if any(character in "/\\\x7f" or character < " " for character in name):
+        return False
+    try:
+        return len(name.encode("utf-8")) <= MAX_FILE_NAME_NBYTES
+    except UnicodeEncodeError:
+        return False
