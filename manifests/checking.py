@@ -4,13 +4,14 @@ Types refuse negative numbers. Here are the numbers and names that must fit each
 meshes, extents and sizes, parts and sources. Whether tensors are covered by their parts, a verifier finds out.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from math import prod
 from typing import Any
 
-from manifests.columns import Extents, SourceTensors
+from manifests.columns import Extents, Numbers, SourceTensors, pick
 from manifests.contents import Link, Manifest, Tensor
 from manifests.dtypes import BITS, atoms
 from manifests.dtypes import nbytes as tensor_nbytes
@@ -51,21 +52,17 @@ def check_manifest(manifest: Manifest, parts: PartTable) -> None:
         for kind, (dtype, shape) in enumerate(rows.types):
             if problem := _shape_problem(dtype, shape):
                 raise ManifestError(f"{_shown_first(rows.names, rows.kinds, kind)}: {problem}")
-    stored: set[str] = set()
-    for rows in columns:
-        if twice := stored.intersection(rows.names):
-            raise ManifestError(f"source: {shown_name(min(twice))} is in two files")
-        stored.update(rows.names)
+    names = [*chain.from_iterable(rows.names for rows in columns)]
+    stored = set(names)
+    if len(stored) < len(names):
+        twice, _ = Counter(names).most_common(1)[0]
+        raise ManifestError(f"source: {shown_name(twice)} is there twice")
     for name, tensor in _different(manifest.tensors):
         if tensor.cast and tensor.cast not in BITS:
             raise ManifestError(f"{shown_name(name)}: converted from {shown(tensor.cast)}, an unknown dtype")
     if strange := manifest.tensors.keys() - parts.tensors.keys() - stored:
         raise ManifestError(f"{shown_name(min(strange))}: has no parts, and the source no tensor of its name")
-    _check_parts(manifest.tensors, parts, [*chain.from_iterable(map(_types, columns))])
-
-
-def _types(rows: SourceTensors) -> Iterable[tuple[str, tuple[int, ...]]]:
-    return map(rows.types.__getitem__, rows.kinds)
+    _check_parts(manifest.tensors, parts, columns)
 
 
 def check_runtime(manifest: Any) -> None:  # noqa: ANN401 - a manifest, or what a loader needs of one
@@ -112,7 +109,10 @@ def check_extents(extents: Extents, file: Any, tensors: Mapping[str, Tensor]) ->
     Raises:
         ManifestError: One does not.
     """
-    if strange := extents.keys() - tensors.keys():
+    names = set(extents.names)
+    if len(names) < len(extents.names):
+        raise ManifestError(f"{file.name}: holds {shown_name(Counter(extents.names).most_common(1)[0][0])} twice")
+    if strange := names - tensors.keys():
         raise ManifestError(f"{file.name}: holds {shown_name(min(strange))}, which is not in tensors")
     nbytes, most = sum(extents.sizes), file.nbytes - file.data_offset
     if nbytes > most:
@@ -188,19 +188,27 @@ def _axis_problem(notation: str) -> str:
     return ""
 
 
-def _check_parts(tensors: Mapping[str, Tensor], parts: PartTable, types: Sequence[tuple[str, tuple[int, ...]]]) -> None:
-    """Refuse parts whose links lead out of their sources or their tensors; ``types`` are those of all sources."""
+def _check_parts(tensors: Mapping[str, Tensor], parts: PartTable, columns: Sequence[SourceTensors]) -> None:
+    """Refuse parts whose links lead out of their sources or their tensors."""
+    numbers = Numbers[tuple[str, tuple[int, ...]]]()
+    kinds = [kind for rows in columns for kind in pick([numbers[kind] for kind in rows.types], rows.kinds)]
+    types = [*numbers]
     known: dict[tuple[object, ...], bool] = {}
+    right: set[tuple[object, ...]] = set()
     for name, (sources, forms) in parts.tensors.items():
         tensor = tensors[name]
         inside = _addressed(tensor.dtype, tensor.shape)
-        for (dtype, shape), number in {*zip(map(types.__getitem__, sources), forms, strict=True)}:
-            key = dtype, shape, number, inside
-            form = parts.forms[number]
+        whole = inside, tuple(forms), *set(taken := pick(kinds, sources))
+        if len(whole) == 3 and whole in right:
+            continue  # made from sources of one kind, as a tensor of another layer
+        for kind, number in set(zip(taken, forms, strict=True)):
+            key = kind, number, inside
             if key not in known:
-                known[key] = not form.links or _fit(form.links, form.shape or _addressed(dtype, shape), inside)
+                form = parts.forms[number]
+                known[key] = not form.links or _fit(form.links, form.shape or _addressed(*types[kind]), inside)
             if not known[key]:
                 raise ManifestError(f"{shown_name(name)}: its links lead out of it, or out of what it is made of")
+        right.add(whole)
 
 
 def _addressed(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -68,10 +68,7 @@ class Columns(Mapping[str, Row]):
         self.names = names
         self.tiles = tiles
         self._sizes = sizes
-        self._places = dict(zip(names, range(len(names)), strict=True))
-        self._unread = {name for name in unread if name in self._places}
-        if len(self._places) != len(names):
-            raise ManifestError("the tensors of a file: two have one name")
+        self._unread = set(unread).intersection(names) if unread else set()
         if sum(sizes) >= 1 << 63:
             raise ManifestError("the tensors of a file: their bytes are more than can be addressed")
         counts = {size: -(-size // TILE_NBYTES) for size in set(sizes)}
@@ -81,6 +78,10 @@ class Columns(Mapping[str, Row]):
             raise ManifestError(
                 f"the tensors of a file: hashes of {len(tiles)} digits, {HASH_LENGTH * expected} expected"
             )
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return dict(zip(self.names, range(len(self.names)), strict=True))
 
     @cached_property
     def _begins(self) -> "array[int]":
@@ -197,6 +198,6 @@ def pick(values: Sequence[Value], numbers: Iterable[int]) -> list[Value]:
         ManifestError: There are not so many values.
     """
     try:
-        return [*map(values.__getitem__, numbers)]
+        return [values[number] for number in numbers]
     except IndexError as error:
         raise ManifestError(f"a number is none of the {len(values)} values of its table") from error

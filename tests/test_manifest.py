@@ -253,7 +253,7 @@ def sealed(text: bytes) -> bytes:
         ('"names":["a.w","n"],"kinds":[0,1]', '"names":["a.w","n"],"kinds":[0,-1]', ("kinds", ">= 0")),
         ('"names":["w","n"],"kinds":[0,1]', '"names":["w","n"],"kinds":[0,9]', ("2 values",)),
         ('"names":["w","n"],"kinds":[0,1]', '"names":["w","n"],"kinds":[0]', ("2 names", "1 sizes")),
-        ('"names":["w","n"]', '"names":["w","w"]', ("one name",)),
+        ('"names":["w","n"]', '"names":["w","w"]', ("source: w", "twice")),
         ('["F32",[4]]', '["F32",[-4]]', ("types", ">= 0")),
         ('["F32",[4]]', '["F31",[4]]', ("'F31'", "not known")),
         ('["F32",[4]]', f'["F32",[{1 << 62},{1 << 62}]]', ("more than can be addressed",)),
@@ -266,6 +266,7 @@ def sealed(text: bytes) -> bytes:
         ('"nbytes":[16]', '"nbytes":[4194305]', ("32 digits", "64 expected")),
         ('"nbytes":[16]', '"nbytes":[65]', ("rank-00000", "byte 65 of 64")),
         ('"tensors":{"a.w":[[0],[0]]}', '"tensors":{"a.w":[[1],[0]]}', ("a.w", "links lead out")),
+        ('"names":["a.w"],"nbytes":[16]', '"names":["a.w","a.w"],"nbytes":[16,0]', ("rank-00000", "a.w twice")),
         ('"nbytes":[16]', '"nbytes":[16,0]', ("1 names", "2 sizes")),
     ],
 )
