@@ -7,17 +7,18 @@ Source: the format section of the safetensors README (https://github.com/hugging
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from manifests.dtypes import BITS
 from manifests.errors import CheckpointError
 from manifests.jsontext import load_object
-from manifests.names import tensor_name_problem
+from manifests.names import find_odd_name, tensor_name_problem
 from manifests.opening import open_file
+from manifests.runs import Count
 from manifests.shown import shown, shown_name
 
 MAX_HEADER_NBYTES = 100_000_000
@@ -115,7 +116,10 @@ def parse_header(raw: bytes, file_nbytes: int, label: str) -> Header:
     Raises:
         CheckpointError: The header is not valid, or does not describe a file of this size.
     """
-    entries = _load_plain(raw) or _load_object(raw, label)
+    plain = _parse_plain(raw, file_nbytes)
+    if plain is not None:
+        return plain
+    entries = _load_object(raw, label)
     metadata = _check_metadata(entries.pop("__metadata__", None), label)
     tensors = {name: _check_tensor(name, entry, label) for name, entry in entries.items()}
     data_offset = 8 + len(raw)
@@ -123,17 +127,57 @@ def parse_header(raw: bytes, file_nbytes: int, label: str) -> Header:
     return Header(raw, metadata, tensors, data_offset)
 
 
-def _load_plain(raw: bytes) -> dict[str, Any] | None:
-    """Return the object that a header holds if it is written as the library writes it, without checking each key.
+class _Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A tensor as the header has it."""
 
-    A text that is the encoding of what was decoded from it has no key twice and no half of a character.
+    dtype: Literal[tuple(BITS)]  # type: ignore[valid-type]
+    shape: tuple[Count, ...]
+    data_offsets: tuple[Count, Count]
+
+
+class _Leading(msgspec.Struct):
+    """The metadata of a header, which the library writes first."""
+
+    text: msgspec.Raw = msgspec.field(name="__metadata__", default=msgspec.Raw())
+
+
+def _parse_plain(raw: bytes, file_nbytes: int) -> Header | None:
+    """Return the header that is written as the library writes it: its tensors in the order of their bytes.
+
+    Returns:
+        None if it is written otherwise, or is not right; that is for others to find out, tensor by tensor. (A text that
+        is the encoding of what was decoded from it has no key twice and no half of a character.)
     """
     text = raw.rstrip(b" ")
     try:
-        entries = msgspec.json.decode(text)
+        leading = bytes(msgspec.json.decode(text, type=_Leading).text)
+        begin = b'{"__metadata__":' + leading + b"," if leading else b"{"
+        metadata = msgspec.json.decode(leading, type=dict[str, str]) if leading else None
+        entries = msgspec.json.decode(b"{" + text.removeprefix(begin), type=dict[str, _Entry])
     except (msgspec.MsgspecError, RecursionError):
         return None
-    return entries if isinstance(entries, dict) and msgspec.json.encode(entries) == text else None
+    written = b"" if metadata is None else b'{"__metadata__":' + msgspec.json.encode(metadata) + b","
+    written += msgspec.json.encode(entries)[1 if written else 0 :]
+    if written != text or find_odd_name(entries):
+        return None
+    tensors: dict[str, StoredTensor] = {}
+    kinds: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...], int]] = {}
+    end = 0
+    for name, entry in entries.items():
+        kind = kinds.get((entry.dtype, entry.shape))
+        if kind is None:
+            nbits = _nbits(entry.dtype, entry.shape)
+            if nbits is None or nbits % 8 or len(entry.shape) > MAX_DIMS:
+                return None
+            kind = kinds[entry.dtype, entry.shape] = entry.dtype, entry.shape, nbits // 8
+        dtype, shape, nbytes = kind
+        begins = end
+        first, end = entry.data_offsets
+        if first != begins or end - first != nbytes:
+            return None
+        tensors[name] = StoredTensor(dtype, shape, begins, end)
+    data_offset = 8 + len(raw)
+    return Header(raw, metadata, tensors, data_offset) if data_offset + end == file_nbytes else None
 
 
 def _load_object(raw: bytes, label: str) -> dict[str, Any]:
@@ -188,7 +232,7 @@ def _check_tensor(name: str, entry: object, label: str) -> StoredTensor:
     return StoredTensor(dtype, tuple(shape), begin, end)
 
 
-def _nbits(dtype: str, shape: list[int]) -> int | None:
+def _nbits(dtype: str, shape: Sequence[int]) -> int | None:
     """Return the bits of a tensor; None where the sizes that are not 0 overflow the format's counters."""
     nbits = BITS[dtype]
     for size in shape:

@@ -189,12 +189,11 @@ def _gather_tensors(
     tensors: dict[str, SourceTensor] = {}
     stray: list[str] = []
     for position, file in enumerate(files):
-        for name, stored in file.header.tensors.items():
-            if index and weight_map.get(name) != file.name:
-                stray.append(f"{shown_name(name)} in {file.name}")
-            else:
-                tensors[name] = SourceTensor(position, stored)
-    absent = [f"{shown_name(name)} (should be in {file})" for name, file in weight_map.items() if name not in tensors]
+        held = file.header.tensors
+        strange = {name for name in held if weight_map.get(name) != file.name} if index else set()
+        stray += [f"{shown_name(name)} in {file.name}" for name in held if name in strange]
+        tensors.update((name, SourceTensor(position, stored)) for name, stored in held.items() if name not in strange)
+    absent = [f"{shown_name(name)} (should be in {weight_map[name]})" for name in weight_map if name not in tensors]
     if absent:
         raise CheckpointError(f"{label}/{index}: names {len(absent)} tensors that their files lack: {_some(absent)}")
     if stray:
