@@ -16,7 +16,8 @@ from manifests.manifest import Manifest, Part, SourceFile, SplitFile, read_manif
 from reshard.engine import Hashes, run_program
 from reshard.engine.limits import BUDGET_NBYTES
 from reshard.moves import Place, build_program, merge_moves
-from reshard.program import Program, check_program
+from reshard.program import Program
+from reshard.proof import check_program
 from reshard.publish import check_apart, check_destination, create_sized, staged, sync_file, write_synced
 from reshard.splitting import TotalProgress, counted
 from reshard.tiles import differing_tiles

@@ -1,57 +1,21 @@
 """From what a split is (placed tensors, files) to the program that makes it, or that takes it apart again."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import NamedTuple
 
-from manifests.dtypes import atom, atoms, nbytes
 from manifests.errors import ReshardError
 from manifests.manifest import Link, Part, Tensor
-from manifests.placement import dim_runs, part_of
-from manifests.runs import Runs, compose, invert, numel, whole, without
+from manifests.placement import part_of
+from manifests.runs import Runs, compose, invert, numel, without
+from reshard.addressing import storage
+from reshard.movetable import Kind, MoveTable, Places, part_runs, whole_runs
+from reshard.movetable import Place as Place
 from reshard.program import Gather, Input, Move, Program, Scatter, identity_links
-
-
-class Place(NamedTuple):
-    """Where a rank's part of a tensor lies.
-
-    Attributes:
-        file: Position of the file.
-        offset: First byte, counted from the start of the file.
-        rank: A rank whose part it is.
-    """
-
-    file: int
-    offset: int
-    rank: int
-
-
-@lru_cache(maxsize=4096)
-def storage(dtype: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """Return how a tensor is addressed: its shape in atoms and the bytes of one.
-
-    A tensor whose rows do not fill whole bytes is addressed as its bytes; it can only be copied whole.
-
-    >>> storage("F32", (2, 3)), storage("F4", (2, 3))
-    (((2, 3), 4), ((3,), 1))
-    """
-    shape_in_atoms = atoms(dtype, shape)
-    if shape_in_atoms is None:
-        return (nbytes(dtype, shape),), 1
-    return shape_in_atoms, atom(dtype)[1]
 
 
 def build_input(name: str, dtype: str, shape: tuple[int, ...], file: int, offset: int) -> Input:
     """Return a stored tensor as the program reads it; ``offset`` counts from the start of the file."""
     return Input(name, file, offset, *storage(dtype, shape))
-
-
-def part_runs(tensor: Tensor, rank: int) -> tuple[Runs, ...]:
-    """Return, for every dimension, the runs from a whole tensor into a rank's part, in atoms."""
-    if tensor.placement.cuts and (runs := dim_runs(tensor.placement, tensor.dtype, tensor.shape, rank)) is not None:
-        return runs
-    return _whole(storage(tensor.dtype, tensor.shape)[0])
 
 
 def parts_of(name: str, tensor: Tensor) -> tuple[Part, ...]:
@@ -63,18 +27,36 @@ def parts_of(name: str, tensor: Tensor) -> tuple[Part, ...]:
 
 
 def split_moves(
-    tensors: Mapping[str, Tensor], inputs: Mapping[str, Input], places: Mapping[str, Iterable[Place]]
-) -> tuple[Move, ...]:
-    """Return the moves that make the parts of every tensor, in the order in which their sources lie."""
-    moves: list[Move] = []
-    for name, tensor in tensors.items():
-        shape, item_nbytes = storage(tensor.dtype, tensor.shape)
-        gathers = tuple(Gather(_seen(inputs[part.source], part), part.links) for part in parts_of(name, tensor))
-        scatters = tuple(Scatter(place.file, place.offset, part_runs(tensor, place.rank)) for place in places[name])
-        cast = (tensor.cast, tensor.dtype) if tensor.cast else None
-        moves.append(Move(name, shape, item_nbytes, gathers, scatters, cast))
-    moves.sort(key=_first_source)
-    return tuple(moves)
+    tensors: Mapping[str, Tensor], inputs: Mapping[str, Input], places: Places | Mapping[str, Iterable[Place]]
+) -> MoveTable:
+    """Return the moves that make the parts of every tensor, in the order in which their sources lie.
+
+    Args:
+        tensors: The tensors; it is quick if those that are alike are one object.
+        inputs: The source tensors.
+        places: Where the parts of the tensors lie, in their order or by name.
+    """
+    if not isinstance(places, Places):
+        places = Places.listed(places[name] for name in tensors)
+    alike = {id(tensor): Kind(tensor) for tensor in tensors.values()}
+    kinds = [alike[id(tensor)] for tensor in tensors.values()]
+    gathers: dict[int, tuple[Gather, ...]] = {}
+    table = MoveTable(list(tensors), kinds, gathers, places)
+    for position, (name, tensor) in enumerate(tensors.items()):
+        if not tensor.parts:
+            first = inputs[name]
+            if (first.shape, first.item_nbytes) == kinds[position].source:
+                table.files.append(first.file)
+                table.offsets.append(first.offset)
+                continue
+        gathers[position] = tuple(
+            Gather(_seen(inputs[part.source], part), part.links) for part in parts_of(name, tensor)
+        )
+        first = min((gather.source for gather in gathers[position]), key=lambda source: (source.file, source.offset))
+        table.files.append(first.file)
+        table.offsets.append(first.offset)
+    table.sort()
+    return table
 
 
 def _seen(source: Input, part: Part) -> Input:
@@ -88,10 +70,6 @@ def _seen(source: Input, part: Part) -> Input:
     if prod(part.shape) != prod(source.shape):
         raise ReshardError(f"{source.name}: {list(source.shape)} is not seen under the shape {list(part.shape)}")
     return source._replace(shape=part.shape)
-
-
-def _first_source(move: Move) -> tuple[int, int]:
-    return min((gather.source.file, gather.source.offset) for gather in move.gathers)
 
 
 def merge_moves(
@@ -121,7 +99,7 @@ def merge_moves(
                 if part.source in gathers and links is not None:
                     gathers[part.source].append(Gather(local, links))
     return tuple(
-        Move(name, shape, item_nbytes, tuple(gathers[name]), (Scatter(place.file, place.offset, _whole(shape)),))
+        Move(name, shape, item_nbytes, tuple(gathers[name]), (Scatter(place.file, place.offset, whole_runs(shape)),))
         for name, place in targets.items()
         for stored, item_nbytes in [storage(*sources[name])]
         for shape in [views.get(name, stored)]
@@ -164,11 +142,6 @@ def _links_back(links: tuple[Link, ...], back: tuple[Runs, ...]) -> tuple[Link, 
     return tuple(returned)
 
 
-@lru_cache(maxsize=4096)
-def _whole(shape: tuple[int, ...]) -> tuple[Runs, ...]:
-    return tuple(whole(size) for size in shape)
-
-
-def build_program(input_files: Iterable[str], output_files: Iterable[str], moves: tuple[Move, ...]) -> Program:
+def build_program(input_files: Iterable[str], output_files: Iterable[str], moves: Sequence[Move]) -> Program:
     """Return the program of the moves."""
     return Program(tuple(input_files), tuple(output_files), moves)

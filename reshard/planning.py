@@ -22,7 +22,8 @@ from reshard.moves import Place, build_input, build_program, split_moves
 from reshard.options import Options, check_options
 from reshard.placing import Resolution, check_degree
 from reshard.plans import Plan
-from reshard.program import Program, check_program
+from reshard.program import Program
+from reshard.proof import check_program
 from reshard.rankfile import FileOptions, PlannedFile, plan_files
 from reshard.recipes.pullback import in_stored_order, is_as_stored, pull_back
 from reshard.sizes import ScopedSizes, scoped_sizes

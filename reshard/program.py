@@ -2,7 +2,7 @@
 
 A move makes one tensor. Its parts say which stored tensors it is gathered from, its outputs which files it is scattered
 to; both are runs along dimensions, so their composition is again a set of strided copies from stored bytes to stored
-bytes, which can be printed (`copies`) and checked (`check_program`) without reading anything.
+bytes, which can be printed (`copies`) and checked (`reshard.proof`) without reading anything.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,8 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from manifests.errors import ReshardError
 from manifests.manifest import Link
-from manifests.runs import Run, Runs, compose, covers, expand, invert, numel, whole, without
+from manifests.runs import Runs, compose, invert, numel, whole
 
 
 class Input(NamedTuple):
@@ -84,7 +83,7 @@ class Program(NamedTuple):
 
     input_files: tuple[str, ...]
     output_files: tuple[str, ...]
-    moves: tuple[Move, ...]
+    moves: Sequence[Move]
 
     @property
     def nbytes_read(self) -> int:
@@ -181,121 +180,3 @@ def copies(move: Move) -> Iterator[tuple[Gather, Scatter, Copy]]:
             ]
             for copy in strided(links):
                 yield gather, scatter, copy
-
-
-def check_program(
-    program: Program, output_nbytes: Sequence[int], data_offsets: Sequence[int], *, whole_inputs: bool = True
-) -> None:
-    """Prove that the program writes every output byte exactly once and reads every input byte exactly once.
-
-    Args:
-        program: The program.
-        output_nbytes: Bytes of every output file.
-        data_offsets: Where the data of every output file starts, in bytes from its start.
-        whole_inputs: Whether inputs must be read whole; copies of what another input holds may be left out otherwise.
-
-    Raises:
-        ReshardError: It does not; this is a fault of this program, never of the input.
-    """
-    written: list[list[tuple[int, int]]] = [[] for _ in program.output_files]
-    read: dict[Input, list[Box]] = {}
-    divisions: dict[tuple[object, ...], tuple[Move, list[int]]] = {}
-    for move in program.moves:
-        _check_tiling([_box(gather.links, len(move.shape)) for gather in move.gathers], move.shape, move.name)
-        for gather in move.gathers:
-            back = _box(_back(gather.links), len(gather.source.shape))
-            read.setdefault(gather.source, []).append(back)
-        # The program keeps the runs, so that equal ones are one object and no other has its address.
-        key = (move.shape, *(id(scatter.runs) for scatter in move.scatters))
-        if key not in divisions:
-            divisions[key] = move, [_check_written(scatter, move, program) for scatter in move.scatters]
-        for scatter, atoms in zip(move.scatters, divisions[key][1], strict=True):
-            written[scatter.file].append((scatter.offset, scatter.offset + atoms * move.item_nbytes))
-    for source, boxes in read.items():
-        _check_tiling(boxes, source.shape, source.name, fill=whole_inputs)
-    for file, extents in enumerate(written):
-        end = data_offsets[file]
-        for begin, stop in sorted(extents):
-            if begin != end:
-                raise ReshardError(f"{program.output_files[file]}: bytes {end} to {begin} are not written once")
-            end = stop
-        if end != output_nbytes[file]:
-            raise ReshardError(f"{program.output_files[file]}: written up to {end} of {output_nbytes[file]} bytes")
-    for move, _ in divisions.values():
-        _check_parts([tuple(invert(runs) for runs in scatter.runs) for scatter in move.scatters], move)
-
-
-def _check_written(scatter: Scatter, move: Move, program: Program) -> int:
-    """Check that each entry of a part is written once; return how many atoms it has."""
-    if not all(covers(runs, numel(runs)) for runs in scatter.runs):
-        raise ReshardError(f"{move.name}: a part in {program.output_files[scatter.file]} is not written once")
-    return prod(numel(runs) for runs in scatter.runs)
-
-
-@lru_cache(maxsize=4096)
-def _back(links: tuple[Link, ...]) -> tuple[Link, ...]:
-    return invert_links(links)
-
-
-Box = tuple[Runs, ...]
-"""For every dimension the entries that are taken, as the destinations of runs."""
-
-
-@lru_cache(maxsize=4096)
-def _box(links: tuple[Link, ...], ndim: int) -> Box:
-    return tuple(next((link.runs for link in links if link.dst == dim), ()) for dim in range(ndim))
-
-
-@lru_cache(maxsize=4096)
-def _whole_box(shape: tuple[int, ...]) -> Box:
-    """Return the box that is a whole tensor; the usual one, so it is known before the others are looked at."""
-    return tuple(whole(size) for size in shape)
-
-
-def _check_parts(parts: list[Box], move: Move) -> None:
-    """Check that the parts, over all ranks, hold the whole tensor; entries may be copied to several."""
-    boxes = list(dict.fromkeys(parts))
-    differing = [dim for dim in range(len(move.shape)) if len({box[dim] for box in boxes}) > 1]
-    if len(differing) == 1:
-        dim = differing[0]
-        taken: Runs = ()
-        for position, box in enumerate(boxes):
-            left = without(box[dim], taken)
-            taken = (*taken, *left)
-            boxes[position] = (*box[:dim], left, *box[dim + 1 :])
-    _check_tiling(boxes, move.shape, move.name)
-
-
-def _check_tiling(boxes: list[Box], shape: tuple[int, ...], name: str, *, fill: bool = True) -> None:
-    """Check that boxes lie in a tensor, do not overlap, and fill it."""
-    if len(boxes) == 1 and boxes[0] == _whole_box(shape):
-        return
-    boxes = [box for box in boxes if all(box)]
-    filled = sum(prod(map(numel, box)) for box in boxes)
-    if filled != prod(shape) and fill:
-        raise ReshardError(f"{name}: its parts make up {filled} atoms of {prod(shape)}")
-    for box in boxes:
-        for runs, size in zip(box, shape, strict=True):
-            lowest, highest = _bounds(runs)
-            if lowest < 0 or highest > size:
-                raise ReshardError(f"{name}: a part reaches from {lowest} to {highest} of a dimension of {size}")
-    open_boxes: list[Box] = []
-    for box in sorted(boxes, key=lambda box: _bounds(box[0]) if box else (0, 1)):
-        open_boxes = [other for other in open_boxes if not box or _bounds(other[0])[1] > _bounds(box[0])[0]]
-        if any(all(_overlap(a, b) for a, b in zip(box, other, strict=True)) for other in open_boxes):
-            raise ReshardError(f"{name}: two of its parts overlap")
-        open_boxes.append(box)
-
-
-@lru_cache(maxsize=4096)
-def _bounds(runs: Runs) -> tuple[int, int]:
-    """Return the first destination and the one after the last."""
-    spans = expand(runs)
-    return spans[0][1], spans[-1][1] + spans[-1][2]
-
-
-def _overlap(one: Runs, other: Runs) -> bool:
-    if len(one) == len(other) == 1 and one[0].repeat == other[0].repeat == 1:
-        a, b = one[0], other[0]
-        return a.dst < b.dst + b.length and b.dst < a.dst + a.length
-    return bool(compose(tuple(Run(dst, dst, length) for _, dst, length in expand(one)), invert(other)))

@@ -12,7 +12,7 @@ from manifests.header import read_header
 from manifests.manifest import Extent, Manifest, SplitFile, read_manifest
 from manifests.placement import local_shape, part_of
 from reshard.moves import Place, build_input, build_program, split_moves
-from reshard.program import check_program
+from reshard.proof import check_program
 from reshard.splitting import TotalProgress, counted
 from reshard.tiles import TileHasher, differing_tiles
 

@@ -21,7 +21,8 @@ from reshard.engine import run_program
 from reshard.engine.boxes import boxes, natural_grain, whole_box
 from reshard.engine.limits import Limits
 from reshard.moves import Place, build_input, build_program, merge_moves, split_moves
-from reshard.program import Gather, Input, Move, Program, Scatter, check_program
+from reshard.program import Gather, Input, Move, Program, Scatter
+from reshard.proof import check_program
 from reshard.recipes.lazy import Lazy, concatenate, stack
 from tests.checkpoints import mentions
 

@@ -20,13 +20,13 @@ from reshard.program import (
     Move,
     Program,
     Scatter,
-    check_program,
     copies,
     identity_links,
     invert_links,
     row_major,
     strided,
 )
+from reshard.proof import check_program
 from tests.checkpoints import mentions
 
 TP2 = (("tp", 2),)

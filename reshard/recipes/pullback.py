@@ -19,7 +19,8 @@ from manifests.manifest import Link, Part, Rule, Tensor
 from manifests.placement import Cut, Placement, bound_axis, dim_runs
 from manifests.runs import Runs, compose, expand
 from reshard.model import RuntimeTensor
-from reshard.moves import part_runs, parts_of
+from reshard.moves import parts_of
+from reshard.movetable import part_runs
 from reshard.placing import Resolution
 from reshard.plans import modules_of
 

@@ -1,0 +1,200 @@
+"""The moves of a split in columns: what differs between tensors that are alike is a few numbers.
+
+A move is made when it is asked for. Of 100,000 tensors the moves as objects, each with its inputs and its parts, would
+be most of what a split holds in memory, and most of the time that planning takes.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from math import prod
+from typing import NamedTuple, overload
+
+from manifests.manifest import Link, Tensor
+from manifests.placement import dim_runs
+from manifests.runs import Runs, numel, whole
+from reshard.addressing import storage
+from reshard.program import Gather, Input, Move, Scatter, identity_links
+
+
+class Place(NamedTuple):
+    """Where a rank's part of a tensor lies.
+
+    Attributes:
+        file: Position of the file.
+        offset: First byte, counted from the start of the file.
+        rank: A rank whose part it is.
+    """
+
+    file: int
+    offset: int
+    rank: int
+
+
+class FilePlaces(NamedTuple):
+    """Where the parts in one file lie.
+
+    Attributes:
+        rank: The rank whose parts they are.
+        names: Their tensors' names.
+        offsets: Where each begins, counted from the start of the file.
+    """
+
+    rank: int
+    names: Sequence[str]
+    offsets: Iterable[int]
+
+
+class Places:
+    """Where the parts of tensors lie: those of the tensor at a position are ``starts[position : position + 2]``."""
+
+    def __init__(self, counts: Iterable[int]) -> None:
+        self.starts = array("Q", accumulate(counts, initial=0))
+        size = self.starts[-1]
+        self.files = array("I", bytes(4 * size))
+        self.ranks = array("I", bytes(4 * size))
+        self.offsets = array("Q", bytes(8 * size))
+
+    @staticmethod
+    def in_files(names: Iterable[str], files: Sequence[FilePlaces]) -> "Places":
+        """Return the places of tensors, those of each in the order of the files."""
+        positions = {name: position for position, name in enumerate(names)}
+        counts = array("I", bytes(4 * len(positions)))
+        for file in files:
+            for name in file.names:
+                counts[positions[name]] += 1
+        places = Places(counts)
+        free = places.starts[:-1]
+        for number, (rank, held, offsets) in enumerate(files):
+            for name, offset in zip(held, offsets, strict=True):
+                position = positions[name]
+                at = free[position]
+                free[position] = at + 1
+                places.files[at], places.ranks[at], places.offsets[at] = number, rank, offset
+        return places
+
+    @staticmethod
+    def listed(places: Iterable[Iterable[Place]]) -> "Places":
+        """Return places that are given tensor by tensor."""
+        rows = [list(row) for row in places]
+        made = Places(map(len, rows))
+        for at, place in enumerate(place for row in rows for place in row):
+            made.files[at], made.offsets[at], made.ranks[at] = place
+        return made
+
+    def of(self, position: int) -> range:
+        """Return the positions of a tensor's parts in the columns."""
+        return range(self.starts[position], self.starts[position + 1])
+
+
+class Kind:
+    """What moves of tensors that are alike have in common.
+
+    Attributes:
+        shape: In atoms.
+        item_nbytes: Bytes of an atom.
+        source: The shape and the bytes of an atom of a source that is taken as it is.
+        links: From such a source.
+        cast: As of a move.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.item_nbytes = storage(tensor.dtype, tensor.shape)
+        self.source = storage(tensor.cast or tensor.dtype, tensor.shape)
+        self.links: tuple[Link, ...] = identity_links(self.shape)
+        self.cast = (tensor.cast, tensor.dtype) if tensor.cast else None
+        self._tensor = tensor
+        self._parts: dict[int, tuple[tuple[Runs, ...], int]] = {}
+
+    def part(self, rank: int) -> tuple[tuple[Runs, ...], int]:
+        """Return the runs from the tensor into a rank's part, and its bytes."""
+        if rank not in self._parts:
+            runs = part_runs(self._tensor, rank)
+            self._parts[rank] = runs, prod(map(numel, runs)) * self.item_nbytes
+        return self._parts[rank]
+
+
+class MoveTable(Sequence[Move]):
+    """The moves of a split, in the order in which their sources lie.
+
+    Attributes:
+        names: The tensors' names; this and what follows in the order of the tensors.
+        kinds: What each has in common with others.
+        gathers: Of those that are not one source tensor of their name as it is, what they are gathered from.
+        files: The file of each tensor's first source.
+        offsets: Where that begins.
+        places: Where the parts lie.
+        order: The positions of the tensors in the order of the moves.
+    """
+
+    def __init__(
+        self, names: Sequence[str], kinds: Sequence[Kind], gathers: Mapping[int, tuple[Gather, ...]], places: Places
+    ) -> None:
+        self.names = names
+        self.kinds = kinds
+        self.gathers = gathers
+        self.places = places
+        self.files = array("I")
+        self.offsets = array("Q")
+        self.order: Sequence[int] = ()
+
+    def sort(self) -> None:
+        """Put the moves in the order in which their first sources lie."""
+        keys = [file << 64 | offset for file, offset in zip(self.files, self.offsets, strict=True)]
+        self.order = array("I", sorted(range(len(keys)), key=keys.__getitem__))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(prod(kind.shape) * kind.item_nbytes for kind in self.kinds)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, at: int) -> Move: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Move, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> Move | tuple[Move, ...]:
+        if isinstance(at, slice):
+            return tuple(map(self.move_at, self.order[at]))
+        return self.move_at(self.order[at])
+
+    def __iter__(self) -> Iterator[Move]:
+        return map(self.move_at, self.order)
+
+    def move_at(self, position: int) -> Move:
+        """Return the move of the tensor at a position."""
+        kind, places = self.kinds[position], self.places
+        scatters = [
+            Scatter(places.files[at], places.offsets[at], kind.part(places.ranks[at])[0]) for at in places.of(position)
+        ]
+        return Move(
+            self.names[position],
+            kind.shape,
+            kind.item_nbytes,
+            self.gathers.get(position) or self._whole(position, kind),
+            tuple(scatters),
+            kind.cast,
+        )
+
+    def _whole(self, position: int, kind: Kind) -> tuple[Gather, ...]:
+        """Return the gather of a source that is taken as it is."""
+        source = Input(self.names[position], self.files[position], self.offsets[position], *kind.source)
+        return (Gather(source, kind.links),)
+
+
+def part_runs(tensor: Tensor, rank: int) -> tuple[Runs, ...]:
+    """Return, for every dimension, the runs from a whole tensor into a rank's part, in atoms."""
+    if tensor.placement.cuts and (runs := dim_runs(tensor.placement, tensor.dtype, tensor.shape, rank)) is not None:
+        return runs
+    return whole_runs(storage(tensor.dtype, tensor.shape)[0])
+
+
+@lru_cache(maxsize=4096)
+def whole_runs(shape: tuple[int, ...]) -> tuple[Runs, ...]:
+    """Return the runs that copy every dimension as it is."""
+    return tuple(whole(size) for size in shape)
