@@ -81,6 +81,11 @@ class SplitFile(msgspec.Struct, frozen=True):
     header: str
     tensors: Mapping[str, Extent]
 
+    @property
+    def data_nbytes(self) -> int:
+        """Bytes of all parts."""
+        return self.nbytes - self.data_offset
+
 
 class SourceFile(msgspec.Struct, frozen=True):
     """A safetensors file of the source.

@@ -7,7 +7,7 @@ Source: the format section of the safetensors README (https://github.com/hugging
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -273,9 +273,29 @@ def encode_header(tensors: Mapping[str, StoredTensor], metadata: Mapping[str, st
     >>> encode_header({"a": StoredTensor("F32", (1,), 0, 4)}, None)[8:]
     b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}  '
     """
-    entries: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
-    for name, tensor in tensors.items():
-        entries[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [tensor.begin, tensor.end]}
+    entries = {name: _Entry(tensor.dtype, tensor.shape, (tensor.begin, tensor.end)) for name, tensor in tensors.items()}
+    return _encode_entries(entries, metadata, alignment)
+
+
+def encode_columns(
+    names: Sequence[str],
+    types: Iterable[tuple[str, tuple[int, ...]]],
+    ends: Sequence[int],
+    metadata: Mapping[str, str],
+    alignment: int,
+) -> bytes:
+    """Return what `encode_header` does for tensors without holes, given their dtypes with shapes, and their ends."""
+    offsets = zip((0, *ends), ends, strict=False)
+    entries = {
+        name: _Entry(dtype, shape, place) for name, (dtype, shape), place in zip(names, types, offsets, strict=True)
+    }
+    return _encode_entries(entries, metadata, alignment)
+
+
+def _encode_entries(entries: Mapping[str, _Entry], metadata: Mapping[str, str] | None, alignment: int) -> bytes:
     text = msgspec.json.encode(entries)
+    if metadata is not None:
+        before = b'{"__metadata__":' + msgspec.json.encode(metadata)
+        text = before + (b"," + text[1:] if entries else b"}")
     text += b" " * (-(8 + len(text)) % alignment)
     return len(text).to_bytes(8, "little") + text

@@ -7,6 +7,9 @@ from itertools import count
 _NUMBER = re.compile(r"(\d+)")
 _NUMBERED = re.compile(r"(?<![^.\n])\d+(?![^.\n])")
 """A part of a name that is a number, in a text of one name a line."""
+_WIDTH = 20
+_UNUSUAL = re.compile(rf"[\0-\x09\x0b-\x1f\x7f]|\d{{{_WIDTH + 1}}}")
+"""What names have that are compared piece by piece."""
 
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -18,6 +21,25 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
     pieces = [piece for piece in _NUMBER.split(name) if piece]
     by_value = [(0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces]
     return (*by_value, (2, 0, name))
+
+
+def natural_order(names: Iterable[str]) -> list[str]:
+    """Return names in the order of `natural_key`.
+
+    >>> natural_order(["layers.10.w", "layers.w", "layers.2.w", "layers.02.w"])
+    ['layers.02.w', 'layers.2.w', 'layers.10.w', 'layers.w']
+    """
+    names = list(names)
+    text = "\n".join(names)
+    plain = text.isascii() and text.count("\n") == max(len(names) - 1, 0) and not _UNUSUAL.search(text)
+    if not plain or "" in names:
+        return sorted(names, key=natural_key)
+    # Numbers of one width compare as texts. A text ends before all that it begins; then comes a number or, after that,
+    # the end of the name, which comes after texts as well.
+    keys = _NUMBER.sub(lambda found: f"\1\0{found[0]:0>{_WIDTH}}", f"{text}\n").replace("\n", "\1\x7f\n")
+    for digit in "0123456789":
+        keys = keys.replace(f"{digit}\1\x7f", f"{digit}\x7f")
+    return [name for _, name in sorted(zip(keys.split("\n"), names, strict=False))]
 
 
 def kind_of(name: str) -> str:

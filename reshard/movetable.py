@@ -15,7 +15,7 @@ from manifests.manifest import Link, Tensor
 from manifests.placement import dim_runs
 from manifests.runs import Runs, numel, whole
 from reshard.addressing import storage
-from reshard.program import Gather, Input, Move, Scatter, identity_links
+from reshard.program import Gather, Input, Move, Moves, Scatter, identity_links
 
 
 class Place(NamedTuple):
@@ -38,7 +38,7 @@ class FilePlaces(NamedTuple):
     Attributes:
         rank: The rank whose parts they are.
         names: Their tensors' names.
-        offsets: Where each begins, counted from the start of the file.
+        offsets: Where each begins, counted from the start of the file; there may be one more.
     """
 
     rank: int
@@ -67,7 +67,7 @@ class Places:
         places = Places(counts)
         free = places.starts[:-1]
         for number, (rank, held, offsets) in enumerate(files):
-            for name, offset in zip(held, offsets, strict=True):
+            for name, offset in zip(held, offsets, strict=False):
                 position = positions[name]
                 at = free[position]
                 free[position] = at + 1
@@ -94,6 +94,7 @@ class Kind:
     Attributes:
         shape: In atoms.
         item_nbytes: Bytes of an atom.
+        nbytes: Bytes of the whole tensor.
         source: The shape and the bytes of an atom of a source that is taken as it is.
         links: From such a source.
         cast: As of a move.
@@ -103,6 +104,7 @@ class Kind:
         self.shape, self.item_nbytes = storage(tensor.dtype, tensor.shape)
         self.source = storage(tensor.cast or tensor.dtype, tensor.shape)
         self.links: tuple[Link, ...] = identity_links(self.shape)
+        self.nbytes = prod(self.shape) * self.item_nbytes
         self.cast = (tensor.cast, tensor.dtype) if tensor.cast else None
         self._tensor = tensor
         self._parts: dict[int, tuple[tuple[Runs, ...], int]] = {}
@@ -115,7 +117,7 @@ class Kind:
         return self._parts[rank]
 
 
-class MoveTable(Sequence[Move]):
+class MoveTable(Moves):
     """The moves of a split, in the order in which their sources lie.
 
     Attributes:
@@ -147,7 +149,7 @@ class MoveTable(Sequence[Move]):
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(prod(kind.shape) * kind.item_nbytes for kind in self.kinds)
+        return sum(kind.nbytes for kind in self.kinds)
 
     def __len__(self) -> int:
         return len(self.names)

@@ -3,7 +3,7 @@
 import gc
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -18,16 +18,17 @@ from reshard.casting import cast_tensors
 from reshard.catalogue import Architecture
 from reshard.choosing import build_tensors, choose_architecture, choose_plan
 from reshard.model import Model as RunningModel
-from reshard.moves import Place, build_input, build_program, split_moves
+from reshard.moves import build_input, build_program, split_moves
+from reshard.movetable import Places
 from reshard.options import Options, check_options
 from reshard.placing import Resolution, check_degree
 from reshard.plans import Plan
-from reshard.program import Program
+from reshard.program import Input, Program
 from reshard.proof import check_program
 from reshard.rankfile import FileOptions, PlannedFile, plan_files
 from reshard.recipes.pullback import in_stored_order, is_as_stored, pull_back
 from reshard.sizes import ScopedSizes, scoped_sizes
-from reshard.sources.checkpoint import Checkpoint, open_checkpoint
+from reshard.sources.checkpoint import Checkpoint, SourceTensor, open_checkpoint
 from reshard.sources.folder import Folder, LocalFolder
 from reshard.ties import find_ties
 
@@ -245,23 +246,28 @@ def _key(
 
 
 def _program(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], files: tuple[PlannedFile, ...]) -> Program:
-    inputs = {
-        name: build_input(
-            name,
-            source.stored.dtype,
-            source.stored.shape,
-            source.file,
-            checkpoint.files[source.file].header.data_offset + source.stored.begin,
-        )
-        for name, source in checkpoint.tensors.items()
-    }
-    places: dict[str, list[Place]] = {name: [] for name in tensors}
-    for position, file in enumerate(files):
-        for shard in file.shards:
-            offset = len(file.header) + file.tensors[shard.name].begin
-            places[shard.name].append(Place(position, offset, shard.rank))
-    moves = split_moves(tensors, inputs, places)
+    starts = [file.header.data_offset for file in checkpoint.files]
+    places = Places.in_files(tensors, [file.places for file in files])
+    moves = split_moves(tensors, _Inputs(checkpoint.tensors, starts), places)
     return build_program((f.name for f in checkpoint.files), (f.name for f in files), moves)
+
+
+class _Inputs(Mapping[str, Input]):
+    """The source tensors as the program reads them, each made when it is asked for."""
+
+    def __init__(self, tensors: Mapping[str, SourceTensor], starts: Sequence[int]) -> None:
+        self._tensors = tensors
+        self._starts = starts
+
+    def __getitem__(self, name: str) -> Input:
+        file, stored = self._tensors[name]
+        return build_input(name, stored.dtype, stored.shape, file, self._starts[file] + stored.begin)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def default_output(model: str | Path, world_size: int, subfolder: str = "") -> Path:

@@ -78,6 +78,15 @@ class Move(NamedTuple):
         return prod(self.shape) * self.item_nbytes
 
 
+class Moves(Sequence[Move]):
+    """Moves that are not kept as objects."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        raise NotImplementedError
+
+
 class Program(NamedTuple):
     """Moves in the order in which their sources lie, with the names of the files that they refer to."""
 
@@ -88,7 +97,7 @@ class Program(NamedTuple):
     @property
     def nbytes_read(self) -> int:
         """Bytes that are read."""
-        return sum(move.nbytes for move in self.moves)
+        return self.moves.nbytes if isinstance(self.moves, Moves) else sum(move.nbytes for move in self.moves)
 
 
 class Loop(NamedTuple):

@@ -5,14 +5,17 @@ there are no holes: tensors whose bytes are a multiple of 64 come first, in the 
 others, widest item first. The data starts at a multiple of 4096.
 """
 
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
 from manifests.dtypes import atom, nbytes
-from manifests.header import DATA_ALIGNMENT, StoredTensor, encode_header
+from manifests.header import DATA_ALIGNMENT, StoredTensor, encode_columns
 from manifests.manifest import Tensor
-from manifests.natural import natural_key
+from manifests.natural import natural_order
 from manifests.placement import local_shape
+from reshard.movetable import FilePlaces
 
 ALIGNMENT = 64
 COMMON_NAME = "common.safetensors"
@@ -20,33 +23,70 @@ UNUSED_NAME = "unused.safetensors"
 
 
 class Shard(NamedTuple):
-    """One rank's part of one tensor, on its way into a file. ``rank`` is any of the ranks that hold it."""
+    """A rank's part of a tensor, without its name: tensors that are alike have the same one.
 
-    name: str
+    Attributes:
+        dtype: As in the safetensors header.
+        shape: Of the part, in elements.
+        nbytes: Bytes of the part.
+    """
+
     dtype: str
     shape: tuple[int, ...]
-    rank: int
+    nbytes: int
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the part."""
-        return nbytes(self.dtype, self.shape)
+    def order(self) -> int:
+        """What sorts the parts of a file: the aligned first, then the widest items."""
+        if self.nbytes % ALIGNMENT == 0:
+            return -ALIGNMENT
+        item_nbytes = atom(self.dtype)[1]
+        return -(item_nbytes & -item_nbytes)
 
 
 class PlannedFile(NamedTuple):
-    """A file before it is written; ``tensors`` in order, with offsets from the start of the data."""
+    """A file before it is written.
+
+    Attributes:
+        name: Its name.
+        owners: The ranks that open it.
+        header: All bytes before its data.
+        names: The tensors that it holds parts of, in order.
+        shards: The parts.
+        ends: Where each ends, in bytes from the start of the data.
+    """
 
     name: str
     owners: tuple[int, ...]
-    shards: tuple[Shard, ...]
     header: bytes
-    tensors: dict[str, StoredTensor]
+    names: Sequence[str]
+    shards: Sequence[Shard]
+    ends: Sequence[int]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole file."""
-        last = next(reversed(self.tensors.values()), None)
-        return len(self.header) + (last.end if last else 0)
+        return len(self.header) + self.data_nbytes
+
+    @property
+    def data_nbytes(self) -> int:
+        """Bytes of all parts."""
+        return self.ends[-1] if self.ends else 0
+
+    @property
+    def places(self) -> FilePlaces:
+        """Where the parts lie."""
+        begins = chain((0,), self.ends)
+        return FilePlaces(self.owners[0] if self.owners else 0, self.names, (len(self.header) + at for at in begins))
+
+    @property
+    def tensors(self) -> dict[str, StoredTensor]:
+        """The parts by name, their offsets counted from the start of the data."""
+        begins = chain((0,), self.ends)
+        return {
+            name: StoredTensor(shard.dtype, shard.shape, begin, end)
+            for name, shard, begin, end in zip(self.names, self.shards, begins, self.ends, strict=False)
+        }
 
 
 class FileOptions(NamedTuple):
@@ -74,84 +114,91 @@ def plan_files(
     tensors: Mapping[str, Tensor], world_size: int, key: str, options: FileOptions
 ) -> tuple[PlannedFile, ...]:
     """Return the files that hold the tensors: one a rank, then the common one, then the unused one."""
-    ranks: list[list[Shard]] = [[] for _ in range(world_size)]
-    common: list[Shard] = []
-    unused: list[Shard] = []
-    for name in sorted(tensors, key=natural_key):
+    ranks = [_Group([], []) for _ in range(world_size)]
+    common, unused = _Group([], []), _Group([], [])
+    known: dict[int, list[tuple[_Group, Shard]]] = {}
+    for name in natural_order(tensors):
         tensor = tensors[name]
-        whole = Shard(name, tensor.dtype, tensor.shape, 0)
-        if tensor.unused:
-            unused.append(whole)
-        elif tensor.placement.partial and not options.self_contained:
-            ranks[0].append(whole)
-        elif tensor.placement.cuts or options.self_contained:
-            for rank in range(world_size):
-                shape = local_shape(tensor.placement, tensor.dtype, tensor.shape, rank)
-                ranks[rank].append(Shard(name, tensor.dtype, shape, rank))
-        else:
-            common.append(whole)
+        homes = known.get(id(tensor))
+        if homes is None:
+            homes = known[id(tensor)] = []
+            if tensor.unused:
+                homes.append((unused, _shard(tensor, 0)))
+            elif tensor.placement.partial and not options.self_contained:
+                homes.append((ranks[0], _shard(tensor, 0)))
+            elif tensor.placement.cuts or options.self_contained:
+                homes += [(ranks[rank], _shard(tensor, rank)) for rank in range(world_size)]
+            else:
+                homes.append((common, _shard(tensor, 0)))
+        for group, shard in homes:
+            group.names.append(name)
+            group.shards.append(shard)
     limit = options.max_file_nbytes
     files: list[PlannedFile] = []
-    for rank, shards in enumerate(ranks):
-        files += _build_files(rank_name(rank, world_size), (rank,), shards, world_size, key, limit, keep_empty=True)
+    for rank, group in enumerate(ranks):
+        files += _build_files(rank_name(rank, world_size), (rank,), group, world_size, key, limit, keep_empty=True)
     files += _build_files(COMMON_NAME, tuple(range(world_size)), common, world_size, key, limit)
     files += _build_files(UNUSED_NAME, (), unused, world_size, key, limit)
     return tuple(files)
 
 
+class _Group(NamedTuple):
+    """Parts on their way into files, in the natural order of their names."""
+
+    names: list[str]
+    shards: list[Shard]
+
+
+def _shard(tensor: Tensor, rank: int) -> Shard:
+    """Return a rank's part; an unused tensor and a partial one, which have no cuts, are whole on any."""
+    shape = local_shape(tensor.placement, tensor.dtype, tensor.shape, rank)
+    return Shard(tensor.dtype, shape, nbytes(tensor.dtype, shape))
+
+
 def _build_files(
     name: str,
     owners: tuple[int, ...],
-    shards: list[Shard],
+    group: _Group,
     world_size: int,
     key: str,
     limit: int,
     *,
     keep_empty: bool = False,
 ) -> Iterator[PlannedFile]:
-    """Yield the files of a kind; the shards come in the natural order of their names."""
-    if not shards and not keep_empty:
+    """Yield the files of a kind."""
+    if not group.names and not keep_empty:
         return
-    groups = _group(shards, limit)
-    for position, group in enumerate(groups):
+    bounds = _bounds(group.shards, limit)
+    for position, (begin, end) in enumerate(pairwise(bounds)):
         stem = name.removesuffix(".safetensors")
-        part = name if len(groups) == 1 else f"{stem}-part-{position + 1:05d}-of-{len(groups):05d}.safetensors"
+        part = name if len(bounds) == 2 else f"{stem}-part-{position + 1:05d}-of-{len(bounds) - 1:05d}.safetensors"
         metadata = {"format": "pt", "reshard.key": key, "reshard.world_size": str(world_size)}
         metadata["reshard.ranks"] = ",".join(map(str, owners)) if len(owners) < world_size else "all"
         if world_size == 1 and owners:
             metadata["reshard.ranks"] = "0"
-        yield build_file(part, owners, group, metadata)
+        yield build_file(part, owners, group.names[begin:end], group.shards[begin:end], metadata)
 
 
-def _group(shards: list[Shard], limit: int) -> list[list[Shard]]:
-    groups: list[list[Shard]] = [[]]
+def _bounds(shards: Sequence[Shard], limit: int) -> list[int]:
+    """Return where files begin among the parts, and where the last one ends."""
+    bounds = [0]
     filled = 0
-    if not limit:
-        return [shards]
-    for shard in shards:
-        if groups[-1] and filled + shard.nbytes > limit:
-            groups.append([])
+    for position, shard in enumerate(shards if limit else ()):
+        if position > bounds[-1] and filled + shard.nbytes > limit:
+            bounds.append(position)
             filled = 0
-        groups[-1].append(shard)
         filled += shard.nbytes
-    return groups
+    return [*bounds, len(shards)]
 
 
-def build_file(name: str, owners: tuple[int, ...], shards: list[Shard], metadata: Mapping[str, str]) -> PlannedFile:
-    """Return the file that holds the shards, which come in the natural order of their names, in aligned order."""
-    ordered = tuple(sorted(shards, key=_file_order))
-    stored: dict[str, StoredTensor] = {}
-    offset = 0
-    for shard in ordered:
-        end = offset + shard.nbytes
-        stored[shard.name] = StoredTensor(shard.dtype, shard.shape, offset, end)
-        offset = end
-    return PlannedFile(name, owners, ordered, encode_header(stored, metadata, DATA_ALIGNMENT), stored)
-
-
-def _file_order(shard: Shard) -> int:
-    """Return what sorts the aligned first, then the widest items."""
-    if shard.nbytes % ALIGNMENT == 0:
-        return -ALIGNMENT
-    item_nbytes = atom(shard.dtype)[1]
-    return -(item_nbytes & -item_nbytes)
+def build_file(
+    name: str, owners: tuple[int, ...], names: Sequence[str], shards: Sequence[Shard], metadata: Mapping[str, str]
+) -> PlannedFile:
+    """Return the file that holds parts, which come in the natural order of their names, in aligned order."""
+    orders = {id(shard): shard.order for shard in shards}
+    if len(set(orders.values())) > 1:
+        order = sorted(range(len(shards)), key=lambda position: orders[id(shards[position])])
+        names, shards = [names[position] for position in order], [shards[position] for position in order]
+    ends = array("Q", accumulate(shard.nbytes for shard in shards))
+    header = encode_columns(names, ((shard.dtype, shard.shape) for shard in shards), ends, metadata, DATA_ALIGNMENT)
+    return PlannedFile(name, owners, header, names, shards, ends)

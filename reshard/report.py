@@ -164,9 +164,13 @@ def _model_nbytes(tensors: Mapping[str, Tensor]) -> int:
 
 def _files(files: Sequence[PlannedFile] | Sequence[SplitFile]) -> list[Facts]:
     return [
-        {"name": file.name, "owners": list(file.owners), "nbytes": file.nbytes, "tensors": len(file.tensors)}
+        {"name": file.name, "owners": list(file.owners), "nbytes": file.nbytes, "tensors": _count(file)}
         for file in files
     ]
+
+
+def _count(file: PlannedFile | SplitFile) -> int:
+    return len(file.names if isinstance(file, PlannedFile) else file.tensors)
 
 
 def _ranks(
@@ -175,9 +179,8 @@ def _ranks(
     """Return the data bytes of the files that each rank opens, and their share of the model's."""
     held = [0] * world_size
     for file in files:
-        file_nbytes = sum(part.nbytes for part in file.tensors.values())
         for rank in file.owners:
-            held[rank] += file_nbytes
+            held[rank] += file.data_nbytes
     whole = _model_nbytes(tensors) or 1
     return [{"rank": rank, "nbytes": nbytes, "share": round(nbytes / whole, 3)} for rank, nbytes in enumerate(held)]
 

@@ -1,23 +1,16 @@
 """Splitting: carries out a plan of `reshard.planning` and publishes the result."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import xxhash
 
+from manifests.columns import Extents, Numbers, SourceTensors
 from manifests.errors import CheckpointError
-from manifests.manifest import (
-    MANIFEST_NAME,
-    Extent,
-    Manifest,
-    Source,
-    SourceFile,
-    SourceTensor,
-    SplitFile,
-    encode_manifest,
-)
+from manifests.header import StoredTensor
+from manifests.manifest import MANIFEST_NAME, Manifest, Source, SourceFile, SplitFile, encode_manifest
 from reshard.engine import Hashes, run_program
 from reshard.engine.limits import BUDGET_NBYTES
 from reshard.options import Options
@@ -207,7 +200,6 @@ def _carry(checkpoint: Checkpoint, folder: Path) -> dict[str, str]:
 
 def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str]) -> Manifest:
     resolution = planned.resolution
-    tiles = _tiles_by_place(planned, hashes)
     return Manifest(
         key=planned.key,
         world_size=planned.world_size,
@@ -224,12 +216,9 @@ def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str])
                 nbytes=file.nbytes,
                 data_offset=len(file.header),
                 header=xxhash.xxh3_128_hexdigest(file.header[8:]),
-                tensors={
-                    name: Extent(stored.begin, stored.nbytes, tiles[position, name])
-                    for name, stored in file.tensors.items()
-                },
+                tensors=Extents(file.names, [shard.nbytes for shard in file.shards], tiles),
             )
-            for position, file in enumerate(planned.files)
+            for file, tiles in zip(planned.files, _tiles_of_files(planned, hashes), strict=True)
         ),
         ties=resolution.ties,
         modules=resolution.modules,
@@ -238,12 +227,13 @@ def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str])
     )
 
 
-def _tiles_by_place(planned: SplitPlan, hashes: Hashes) -> dict[tuple[int, str], tuple[str, ...]]:
-    return {
-        (scatter.file, move.name): tiles
-        for move, written in zip(planned.program.moves, hashes.written, strict=True)
-        for scatter, tiles in zip(move.scatters, written, strict=True)
-    }
+def _tiles_of_files(planned: SplitPlan, hashes: Hashes) -> list[str]:
+    """Return the hashes of every file's parts, in the order of its bytes, one after another."""
+    parts: list[list[tuple[int, str]]] = [[] for _ in planned.files]
+    for move, written in zip(planned.program.moves, hashes.written, strict=True):
+        for scatter, tiles in zip(move.scatters, written, strict=True):
+            parts[scatter.file].append((scatter.offset, "".join(tiles)))
+    return ["".join(tiles for _, tiles in sorted(held)) for held in parts]
 
 
 def _build_source(planned: SplitPlan, tiles: Mapping[str, tuple[str, ...]]) -> Source:
@@ -253,13 +243,22 @@ def _build_source(planned: SplitPlan, tiles: Mapping[str, tuple[str, ...]]) -> S
             name=file.name,
             nbytes=file.nbytes,
             header=xxhash.xxh3_128_hexdigest(file.header.raw),
-            tensors={
-                name: SourceTensor(stored.dtype, stored.shape, stored.begin, tiles.get(name, ()))
-                for name, stored in sorted(file.header.tensors.items(), key=lambda item: (item[1].begin, item[1].end))
-            },
+            tensors=_build_stored(file.header.tensors, tiles, planned.dropped),
             metadata=file.header.metadata,
         )
         for file in checkpoint.files
     )
     folder = checkpoint.folder
     return Source(files, checkpoint.index_name, folder.repo, folder.revision, planned.dropped)
+
+
+def _build_stored(
+    tensors: Mapping[str, StoredTensor], tiles: Mapping[str, tuple[str, ...]], dropped: Collection[str]
+) -> SourceTensors:
+    """Return the tensors of a source file, in the order of its bytes."""
+    rows = sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end))
+    types = Numbers[tuple[str, tuple[int, ...]]]()
+    kinds = [types[stored.dtype, stored.shape] for _, stored in rows]
+    names = [name for name, _ in rows]
+    hashes = "".join(tile for name in names for tile in tiles.get(name, ()))
+    return SourceTensors(names, list(types), kinds, hashes, dropped)

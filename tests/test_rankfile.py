@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 
 from manifests.dtypes import BITS
+from manifests.dtypes import nbytes as tensor_nbytes
 from manifests.header import read_header
 from manifests.manifest import Tensor
 from manifests.natural import natural_key
@@ -92,7 +93,8 @@ def test_data_starts_on_a_page_and_tensors_where_they_are_read(out: Path) -> Non
 
 def planned(tensors: dict[str, tuple[str, tuple[int, ...]]]) -> PlannedFile:
     names = sorted(tensors, key=natural_key)
-    return build_file("x", (0,), [Shard(name, *tensors[name], 0) for name in names], {})
+    shards = [Shard(*tensors[name], tensor_nbytes(*tensors[name])) for name in names]
+    return build_file("x", (0,), names, shards, {})
 
 
 def test_alignment_of_random_files() -> None:
