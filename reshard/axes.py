@@ -7,6 +7,7 @@ from manifests.expression import Lookup, UnknownSizeError, parse_axis
 from manifests.layout import Axis, Factor, Segment, packed_axis, plain_axis
 from manifests.manifest import Rule
 from manifests.styles import Style
+from reshard.model import RuntimeTensor
 from reshard.plans import AxisBinding, Plan
 from reshard.sizes import ScopedSizes
 
@@ -28,10 +29,10 @@ class AxisFinder:
         looked_beside: Set once a layout asked for the shape of another module's weight.
     """
 
-    def __init__(self, plan: Plan, sizes: ScopedSizes, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, plan: Plan, sizes: ScopedSizes, tensors: Mapping[str, RuntimeTensor]) -> None:
         self._plan = plan
         self._sizes = sizes
-        self._shapes = shapes
+        self._tensors = tensors
         self._by_last_part: dict[str, list[AxisBinding]] = {}
         for binding in plan.bindings:
             self._by_last_part.setdefault(binding.suffix.rpartition(".")[2], []).append(binding)
@@ -118,8 +119,8 @@ class AxisFinder:
             child, _, side = name.rpartition(".")
             if child and side in ("out", "in"):
                 self.looked_beside = True
-                shape = self._shapes.get(f"{module}.{child}.weight")
-                return None if shape is None else shape[0 if side == "out" else -1]
+                weight = self._tensors.get(f"{module}.{child}.weight")
+                return None if weight is None else weight.shape[0 if side == "out" else -1]
             return sizes.get(name)
 
         return lookup

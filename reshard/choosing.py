@@ -6,6 +6,7 @@ from pathlib import Path
 from manifests.errors import PlanError
 from manifests.expression import Lookup
 from manifests.manifest import Rule
+from manifests.natural import alike
 from reshard.catalogue import (
     Architecture,
     built_in_plan,
@@ -138,6 +139,9 @@ def _refuse_other_layout(
 
 
 def _taken(rules: tuple[Rule, ...], names: list[str]) -> list[str]:
-    """Return the names that some rule takes."""
+    """Return some names that a rule takes: the first of those that differ in nothing but numbers."""
     matcher = Matcher(rules)
-    return [name for name in names if matcher.find_for_parameter(name)[0]]
+    first: dict[str, str] = {}
+    for name, kind in zip(names, alike(names, matcher.numbers), strict=True):
+        first.setdefault(kind, name)
+    return [name for name in first.values() if matcher.find_for_parameter(name)[0]]

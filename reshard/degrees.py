@@ -54,10 +54,13 @@ class Demand(NamedTuple):
         """The names of the mesh axes over which it is to be divided."""
         return _mesh_axes(self.cuts)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is granted without regard to the module that the tensor is in."""
+        return self.mesh_axes <= {"tp"}
+
     def renamed(self, name: str) -> "Demand":
-        """Return the wish for a tensor whose name differs in its numbers alone; plain wishes stay one object."""
-        if self.mesh_axes <= {"tp"}:
-            return self
+        """Return the wish for a tensor whose name differs in its numbers alone."""
         above = len(self.name.split(".")) - len(self.group.split(".")) if self.group else 0
         return self._replace(name=name, group=name.rsplit(".", above)[0] if above else "")
 

@@ -3,7 +3,6 @@
 All that does not fit is collected and reported at once, with the numbers of ranks that would do.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from math import prod
 from typing import NamedTuple
@@ -142,7 +141,8 @@ class _Resolver:
     def _check_rules_used(self) -> None:
         rules = (*self.plan.rules, *(self.plan.expert_rules if self.world.experts > 1 else ()))
         taken_over = {rule.pattern for rule in self.plan.expert_rules} if self.world.experts > 1 else set()
-        dead = [rule for rule in rules if rule.pattern not in self.wishes.effective | taken_over]
+        effective = self.wishes.effective | taken_over
+        dead = [rule for rule in rules if rule.pattern not in effective]
         if not dead or not (self.plan.exhaustive or len(dead) == len(rules)):
             for rule in dead:
                 self.notes[f"the rule {rule.pattern} = {rule.style} takes nothing in this model"] = None
@@ -200,10 +200,11 @@ class _Resolver:
 
     def _note_little(self, demands: Mapping[str, Demand]) -> None:
         """Say it where the ranks hold most of the model alike: every memory must have room for it."""
-        shapes = Counter(tensor.shape for tensor in self.model.tensors.values() if not tensor.unused)
-        cut = Counter(self.model.tensors[name].shape for name in demands if name in self.model.tensors)
-        every = sum(count * prod(shape) for shape, count in shapes.items())
-        whole = every - sum(count * prod(shape) for shape, count in cut.items())
+        tensors = self.model.tensors
+        different = {id(tensor): tensor for tensor in tensors.values()}
+        numel = {key: 0 if tensor.unused else prod(tensor.shape) for key, tensor in different.items()}
+        every = sum(numel[id(tensor)] for tensor in tensors.values())
+        whole = sum(numel[id(tensor)] for name, tensor in tensors.items() if name not in demands)
         if self.world.size > 1 and 2 * whole > every:
             share = 100 * whole // every
             idle = self.world.experts == 1 and self.plan.expert_rules

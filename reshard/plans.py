@@ -16,6 +16,7 @@ from manifests.errors import PlanError
 from manifests.expression import MAX_SIZE
 from manifests.manifest import Rule
 from manifests.names import tensor_name_problem
+from manifests.natural import alike
 from manifests.shown import shown, shown_name
 from manifests.styles import resolve_style
 
@@ -226,7 +227,9 @@ def anchor_rules(plan: Plan, names: Iterable[str], base_prefix: str) -> Plan:
     Raises:
         PlanError: Two prefixes make a rule fit.
     """
-    names = list(names)
+    rules = (*plan.rules, *plan.expert_rules)
+    numbers = {part for rule in rules for part in without_conditions(rule.pattern).split(".") if part.isdecimal()}
+    names = [*dict.fromkeys(alike(names, numbers))]
     tree = _tree(names)
     prefixes = ("", *([base_prefix] if base_prefix else _prefixes(names)))
     return plan._replace(

@@ -21,6 +21,7 @@ class Surroundings:
         self._plan = plan
         self._world = world
         self._wishes = wishes
+        self._owners = modules_of(wishes.tensors)
 
     def modules(self, demands: Mapping[str, Demand]) -> dict[str, Module]:
         """Return the steps of every module that has some."""
@@ -44,7 +45,7 @@ class Surroundings:
 
     def _taken(self) -> Iterator[tuple[str, Rule]]:
         """Yield the modules that a rule takes, with it."""
-        owners = modules_of(self._wishes.tensors)
+        owners = self._owners
         found: dict[str, Rule | None] = {}
         names = [*owners, *self._without_tensors(owners)]
         for module, kind in zip(names, alike(names, self._wishes.find.numbers), strict=True):
@@ -89,8 +90,11 @@ class Surroundings:
         rules = [Rule(pattern, "") for pattern in self._plan.attributes]
         matcher = Matcher(rules)
         attributes: dict[str, dict[str, int]] = {}
-        for module in modules_of(self._wishes.tensors):
-            rule = matcher.find(module)
+        known: dict[str, Rule | None] = {}
+        for module, kind in zip(self._owners, alike(self._owners, matcher.numbers), strict=True):
+            if kind not in known:
+                known[kind] = matcher.find(module)
+            rule = known[kind]
             if rule is None:
                 continue
             mesh = {"tp": self._world.size, **dict(meshes.get(module, (("kv", 1), ("rep", 1))))}

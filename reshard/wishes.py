@@ -77,7 +77,7 @@ class Wishes:
         # A tied parameter is planned like a stored one: its rule must lead to the placement of what it is tied to.
         self.tensors = {**used, **{name: used[source] for name, source in model.ties.items()}}
         self.find = RuleFinder(plan, experts=world.experts > 1)
-        self.axes = AxisFinder(plan, model.sizes, {name: tensor.shape for name, tensor in used.items()})
+        self.axes = AxisFinder(plan, model.sizes, used)
         self.rules: dict[str, Rule] = {}
         self.effective: set[str] = set()
 
@@ -87,22 +87,24 @@ class Wishes:
         Tensors that differ in nothing but the numbers of their names are decided together: plain wishes of these are
         one object, which has the name of the first.
         """
-        decided: dict[Hashable, tuple[str, Demand | Placement]] = {}
+        decided: dict[Hashable, tuple[str, Demand | Placement, bool]] = {}
+        plain = self.axes.same_in_layers
         for name, kind in zip(self.tensors, alike(self.tensors, self.numbers()), strict=True):
-            key = self._kind(name, kind)
+            weight = plain and name.endswith(".weight")
+            key = (kind, id(self.tensors[name])) if weight else self._kind(name, kind)
             found = decided.get(key)
             if found is None:
                 self.axes.looked_beside = False
                 wish = self._of(name)
                 style = resolve_style(self.rules[name].style) if name in self.rules else None
                 if not self.axes.looked_beside and not (style and style.own):
-                    decided[key] = name, wish
+                    decided[key] = name, wish, not isinstance(wish, Demand) or wish.is_plain
                 yield name, wish
                 continue
-            first, wish = found
+            first, wish, shared = found
             if first in self.rules:
                 self.rules[name] = self.rules[first]
-            yield name, wish.renamed(name) if isinstance(wish, Demand) else wish
+            yield name, wish if shared or not isinstance(wish, Demand) else wish.renamed(name)
 
     def numbers(self) -> set[str]:
         """Return the numbers in names that matter to rules, axes or sizes, as texts."""
