@@ -38,7 +38,8 @@ def split_moves(
     """
     if not isinstance(places, Places):
         places = Places.listed(places[name] for name in tensors)
-    alike = {id(tensor): Kind(tensor) for tensor in tensors.values()}
+    different = {id(tensor): tensor for tensor in tensors.values()}
+    alike = {key: Kind(tensor) for key, tensor in different.items()}
     kinds = [alike[id(tensor)] for tensor in tensors.values()]
     gathers: dict[int, tuple[Gather, ...]] = {}
     table = MoveTable(list(tensors), kinds, gathers, places)

@@ -7,7 +7,7 @@ be most of what a split holds in memory, and most of the time that planning take
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import prod
 from typing import NamedTuple, overload
 
@@ -49,39 +49,37 @@ class FilePlaces(NamedTuple):
 class Places:
     """Where the parts of tensors lie: those of the tensor at a position are ``starts[position : position + 2]``."""
 
-    def __init__(self, counts: Iterable[int]) -> None:
+    def __init__(
+        self, counts: Iterable[int], files: Iterable[int], offsets: Iterable[int], ranks: Iterable[int]
+    ) -> None:
         self.starts = array("Q", accumulate(counts, initial=0))
-        size = self.starts[-1]
-        self.files = array("I", bytes(4 * size))
-        self.ranks = array("I", bytes(4 * size))
-        self.offsets = array("Q", bytes(8 * size))
+        self.files = array("I", files)
+        self.offsets = array("Q", offsets)
+        self.ranks = array("I", ranks)
 
     @staticmethod
     def in_files(names: Iterable[str], files: Sequence[FilePlaces]) -> "Places":
         """Return the places of tensors, those of each in the order of the files."""
         positions = {name: position for position, name in enumerate(names)}
-        counts = array("I", bytes(4 * len(positions)))
-        for file in files:
-            for name in file.names:
-                counts[positions[name]] += 1
-        places = Places(counts)
-        free = places.starts[:-1]
-        for number, (rank, held, offsets) in enumerate(files):
-            for name, offset in zip(held, offsets, strict=False):
-                position = positions[name]
+        held = [[positions[name] for name in file.names] for file in files]
+        counts = [0] * len(positions)
+        for position in chain.from_iterable(held):
+            counts[position] += 1
+        free = [*accumulate(counts, initial=0)]
+        numbers, offsets, ranks = ([0] * free[-1] for _ in range(3))
+        for number, (file, mine) in enumerate(zip(files, held, strict=True)):
+            for position, offset in zip(mine, file.offsets, strict=False):
                 at = free[position]
                 free[position] = at + 1
-                places.files[at], places.ranks[at], places.offsets[at] = number, rank, offset
-        return places
+                numbers[at], offsets[at], ranks[at] = number, offset, file.rank
+        return Places(counts, numbers, offsets, ranks)
 
     @staticmethod
     def listed(places: Iterable[Iterable[Place]]) -> "Places":
         """Return places that are given tensor by tensor."""
         rows = [list(row) for row in places]
-        made = Places(map(len, rows))
-        for at, place in enumerate(place for row in rows for place in row):
-            made.files[at], made.offsets[at], made.ranks[at] = place
-        return made
+        files, offsets, ranks = ([place[at] for row in rows for place in row] for at in range(3))
+        return Places(map(len, rows), files, offsets, ranks)
 
     def of(self, position: int) -> range:
         """Return the positions of a tensor's parts in the columns."""

@@ -14,11 +14,12 @@ from manifests.manifest import TILE_NBYTES, Model, Rule, Tensor, digest_of
 from manifests.shown import shown
 from manifests.styles import resolve_style
 from reshard import placing
+from reshard.addressing import storage
 from reshard.casting import cast_tensors
 from reshard.catalogue import Architecture
 from reshard.choosing import build_tensors, choose_architecture, choose_plan
 from reshard.model import Model as RunningModel
-from reshard.moves import build_input, build_program, split_moves
+from reshard.moves import build_program, split_moves
 from reshard.movetable import Places
 from reshard.options import Options, check_options
 from reshard.placing import Resolution, check_degree
@@ -261,7 +262,7 @@ class _Inputs(Mapping[str, Input]):
 
     def __getitem__(self, name: str) -> Input:
         file, stored = self._tensors[name]
-        return build_input(name, stored.dtype, stored.shape, file, self._starts[file] + stored.begin)
+        return Input(name, file, self._starts[file] + stored.begin, *storage(stored.dtype, stored.shape))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

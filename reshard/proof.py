@@ -66,26 +66,32 @@ def _check_table(program: Program, table: MoveTable, read: dict[Input, list[Box]
     begins: list[list[int]] = [[] for _ in program.output_files]
     ends: list[list[int]] = [[] for _ in program.output_files]
     divisions: dict[tuple[int, bytes], Move] = {}
+    sizes: dict[tuple[int, bytes], list[int]] = {}
     places = table.places
     for move in map(table.move_at, table.gathers):
         _check_gathers(move, read)
+    # Of sources that are taken as they are no two have one name; neither may another tensor take a part of one.
     taken = {source.name for source in read}
+    whole = (name for position, name in enumerate(table.names) if position not in table.gathers) if taken else ()
+    if twice := taken.intersection(whole):
+        raise ReshardError(f"{min(twice)}: two of its parts overlap")
+    nbytes: list[int] = []
+    end = 0
     for position, kind in enumerate(table.kinds):
-        # Of sources that are taken as they are no two have one name; neither may another tensor take a part of one.
-        if position not in table.gathers and table.names[position] in taken:
-            raise ReshardError(f"{table.names[position]}: two of its parts overlap")
-        rows = places.of(position)
-        key = id(kind), places.ranks[rows.start : rows.stop].tobytes()
+        begin, end = end, places.starts[position + 1]
+        ranks = places.ranks[begin:end]
+        key = id(kind), ranks.tobytes()
         if key not in divisions:
             move = divisions[key] = table.move_at(position)
             if position not in table.gathers:
                 _check_gathers(move, {})
             for scatter in move.scatters:
                 _check_written(scatter, move, program)
-        for at in rows:
-            file, begin = places.files[at], places.offsets[at]
-            begins[file].append(begin)
-            ends[file].append(begin + kind.part(places.ranks[at])[1])
+            sizes[key] = [kind.part(rank)[1] for rank in ranks]
+        nbytes += sizes[key]
+    for file, offset, size in zip(places.files, places.offsets, nbytes, strict=True):
+        begins[file].append(offset)
+        ends[file].append(offset + size)
     return begins, ends, [*divisions.values()]
 
 

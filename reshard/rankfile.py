@@ -195,10 +195,12 @@ def build_file(
     name: str, owners: tuple[int, ...], names: Sequence[str], shards: Sequence[Shard], metadata: Mapping[str, str]
 ) -> PlannedFile:
     """Return the file that holds parts, which come in the natural order of their names, in aligned order."""
-    orders = {id(shard): shard.order for shard in shards}
+    different = {id(shard): shard for shard in shards}
+    orders = {key: shard.order for key, shard in different.items()}
     if len(set(orders.values())) > 1:
         order = sorted(range(len(shards)), key=lambda position: orders[id(shards[position])])
         names, shards = [names[position] for position in order], [shards[position] for position in order]
-    ends = array("Q", accumulate(shard.nbytes for shard in shards))
-    header = encode_columns(names, ((shard.dtype, shard.shape) for shard in shards), ends, metadata, DATA_ALIGNMENT)
+    ends = array("Q", accumulate([shard.nbytes for shard in shards]))
+    types = [(shard.dtype, shard.shape) for shard in shards]
+    header = encode_columns(names, types, ends, metadata, DATA_ALIGNMENT)
     return PlannedFile(name, owners, header, names, shards, ends)
