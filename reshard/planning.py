@@ -8,11 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import xxhash
+
 from manifests.contents import VERSION
 from manifests.errors import CheckpointError, PlanError
 from manifests.manifest import TILE_NBYTES, Model, Rule, Tensor, digest_of
 from manifests.shown import shown
 from manifests.styles import resolve_style
+from manifests.wire import PartTable, TensorTable
 from reshard import placing
 from reshard.addressing import storage
 from reshard.casting import cast_tensors
@@ -235,10 +238,11 @@ def _key(
             options.max_file_nbytes,
             options.drop_unused,
             [checkpoint.folder.repo, checkpoint.folder.revision],
-            [(file.name, file.nbytes, digest_of(file.header.raw)) for file in checkpoint.files],
+            [(file.name, file.nbytes, xxhash.xxh3_128_hexdigest(file.header.raw)) for file in checkpoint.files],
             # A commit of the hub fixes the content; a folder's files are known by their sizes and times.
             [] if checkpoint.folder.revision else [file.identity for file in checkpoint.files],
-            kept,
+            TensorTable.of(kept),
+            PartTable.of(kept, {name: number for number, name in enumerate(checkpoint.tensors)}),
             resolution.modules,
             resolution.attributes,
             resolution.ties,
