@@ -112,7 +112,7 @@ class _Windows:
                 self._cut(form, run, window, scratch, pieces)
         _write(machine, pieces)
         if machine.journal is not None:
-            machine.journal.append(Line(small=[self._finished(member) for member in members]), len(window))
+            machine.journal.append_small(Line(small=[self._finished(member) for member in members]), len(window))
         machine.finish(len(window))
 
     def _finished(self, member: _Member) -> tuple[int, str, tuple[str, ...], int]:

@@ -98,13 +98,15 @@ class Journal:
             beside.replace(path)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
-    def append(self, line: Line, nbytes: int = RECORD_NBYTES) -> None:
-        """Add what was finished.
+    def append(self, line: Line) -> None:
+        """Add what was finished."""
+        text = _encode(line)
+        with self._lock:
+            self._waiting.append(text)
+            self._write()
 
-        Args:
-            line: What it is.
-            nbytes: Its bytes; of few of them the line may wait for others.
-        """
+    def append_small(self, line: Line, nbytes: int) -> None:
+        """Add what was finished of so few bytes that the line may wait for others."""
         text = _encode(line)
         with self._lock:
             self._waiting.append(text)
