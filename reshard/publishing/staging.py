@@ -86,7 +86,7 @@ def staged(
     except BaseException as error:
         how = keep(staging, error)
         if how:
-            error.args = (f"{error or 'interrupted'}; {how}",)
+            error.args = (f"{str(error) or 'interrupted'}; {how}",)
             release(staging.folder)
         else:
             shutil.rmtree(staging.folder, ignore_errors=True)
