@@ -45,7 +45,7 @@ def _faults(options: argparse.Namespace) -> list[object]:
             older = faults.older_split(bench) if force else None
             met, arguments = faults.Faults(), ["--force"] if force else []
             calls = faults.calls_of(bench, *arguments, older=older)
-            for fault in faults.every_fault(calls, [faults.KILL, *faults.ERRORS], options.data_calls):
+            for fault in faults.every_fault(calls, options.data_calls):
                 faults.meet(bench, fault, met, *arguments, older=older)
             found.append(f"{'an older output replaced' if force else 'a new output'}: {met}")
     return found
