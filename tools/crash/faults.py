@@ -75,7 +75,7 @@ def calls_of(bench: Bench, *options: str, older: Mapping[str, bytes] | None = No
 
 
 def every_fault(calls: Mapping[str, Sequence[int]], data_calls: int) -> Iterator[Fault]:
-    """Yield a kill at every call, and one of the errors; of calls that write tensors, so many that are spread evenly."""
+    """Yield a kill and one of the errors at every call; of calls that write tensors, at so many, spread evenly."""
     errors = cycle(ERRORS)
     for call, numbers in calls.items():
         step = max(1, len(numbers) // data_calls) if call in DATA else 1
