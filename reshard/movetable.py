@@ -11,6 +11,9 @@ from itertools import accumulate, chain
 from math import prod
 from typing import NamedTuple, overload
 
+import msgspec
+import xxhash
+
 from manifests.manifest import Link, Tensor
 from manifests.placement import dim_runs
 from manifests.runs import Runs, numel, whole
@@ -181,10 +184,48 @@ class MoveTable(Moves):
             kind.cast,
         )
 
+    def targets(self, at: int) -> list[tuple[int, int]]:
+        """Return the file and the first byte of every part of a move."""
+        places = self.places
+        return [(places.files[place], places.offsets[place]) for place in places.of(self.order[at])]
+
+    def source(self, at: int) -> tuple[int, int] | None:
+        """Return the file and the first byte of the source of a move that takes one as it is; None if it does not."""
+        position = self.order[at]
+        return None if position in self.gathers else (self.files[position], self.offsets[position])
+
+    def form(self, at: int) -> tuple[Kind, bytes]:
+        """Return what moves that take equal sources and divide them alike have in common."""
+        position = self.order[at]
+        begin, end = self.places.starts[position : position + 2]
+        return self.kinds[position], self.places.ranks[begin:end].tobytes()
+
+    @property
+    def digest(self) -> str:
+        """A hash of all of it, but for what tensors of equal name, shape and place are gathered from."""
+        hasher = xxhash.xxh3_128(msgspec.json.encode(self.names))
+        different = {id(kind): kind for kind in self.kinds}
+        hasher.update(msgspec.json.encode([(kind.shape, kind.item_nbytes, kind.cast) for kind in different.values()]))
+        numbers = {key: number for number, key in enumerate(different)}
+        hasher.update(array("I", [numbers[id(kind)] for kind in self.kinds]).tobytes())
+        places = self.places
+        for column in (self.files, self.offsets, places.starts, places.files, places.offsets, places.ranks):
+            hasher.update(column.tobytes())
+        return hasher.hexdigest()
+
     def _whole(self, position: int, kind: Kind) -> tuple[Gather, ...]:
         """Return the gather of a source that is taken as it is."""
         source = Input(self.names[position], self.files[position], self.offsets[position], *kind.source)
         return (Gather(source, kind.links),)
+
+
+def targets_of(moves: Sequence[Move]) -> Iterator[list[tuple[int, int]]]:
+    """Yield the file and the first byte of every part, for every move."""
+    if isinstance(moves, MoveTable):
+        yield from map(moves.targets, range(len(moves)))
+        return
+    for move in moves:
+        yield [(scatter.file, scatter.offset) for scatter in move.scatters]
 
 
 def part_runs(tensor: Tensor, rank: int) -> tuple[Runs, ...]:

@@ -14,6 +14,7 @@ from manifests.manifest import MANIFEST_NAME, Manifest, Source, SourceFile, Spli
 from reshard.collecting import without_collector
 from reshard.engine import Hashes, run_program
 from reshard.engine.limits import BUDGET_NBYTES
+from reshard.movetable import targets_of
 from reshard.options import Options
 from reshard.planning import SplitPlan, default_output, locate, plan_split
 from reshard.program import Program
@@ -289,9 +290,9 @@ def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str])
 def _tiles_of_files(planned: SplitPlan, hashes: Hashes) -> list[str]:
     """Return the hashes of every file's parts, in the order of its bytes, one after another."""
     parts: list[list[tuple[int, str]]] = [[] for _ in planned.files]
-    for move, written in zip(planned.program.moves, hashes.written, strict=True):
-        for scatter, tiles in zip(move.scatters, written, strict=True):
-            parts[scatter.file].append((scatter.offset, "".join(tiles)))
+    for targets, written in zip(targets_of(planned.program.moves), hashes.written, strict=True):
+        for (file, offset), tiles in zip(targets, written, strict=True):
+            parts[file].append((offset, "".join(tiles)))
     return ["".join(tiles for _, tiles in sorted(held)) for held in parts]
 
 

@@ -6,7 +6,7 @@ box of a tensor, reads it, cuts it, hashes what it read and what it writes, and 
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,8 +26,8 @@ class Hashes(NamedTuple):
         written: By position of the move, one for each of its scatters.
     """
 
-    read: dict[Input, tuple[str, ...]]
-    written: tuple[tuple[tuple[str, ...], ...], ...]
+    read: Mapping[Input, tuple[str, ...]]
+    written: Sequence[tuple[tuple[str, ...], ...]]
 
 
 def run_program(
@@ -59,7 +59,7 @@ def run_program(
     """
     from reshard.engine.batches import program_units
     from reshard.engine.files import Files
-    from reshard.engine.finishing import hashes_of, late_units
+    from reshard.engine.finishing import Read, Written, late_units
     from reshard.engine.machine import Machine
     from reshard.engine.pool import Pool
     from reshard.engine.resuming import resume
@@ -78,4 +78,4 @@ def run_program(
         finally:
             if machine.journal is not None:
                 machine.journal.close()
-    return Hashes(*hashes_of(program, machine))
+    return Hashes(Read(program, machine), Written(program, machine))

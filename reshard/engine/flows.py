@@ -15,6 +15,7 @@ from manifests.manifest import Link
 from manifests.runs import Runs, compose, expand, numel
 from reshard.engine.boxes import Box, Cutter, Grain, boxes, grain_nbytes, invert_links, natural_grain, whole_box
 from reshard.engine.limits import Limits
+from reshard.movetable import MoveTable
 from reshard.program import Input, Move, identity_links
 
 
@@ -111,23 +112,29 @@ def join_flows(moves: Sequence[Move], positions: Sequence[int], limits: Limits) 
 
 def groups(moves: Sequence[Move]) -> Iterator[list[int]]:
     """Yield the positions of moves that share inputs, each group where its first move stands."""
-    members: list[list[int] | None] = [[position] for position in range(len(moves))]
-    group_of: list[int] = list(range(len(moves)))
+    members: dict[int, list[int]] = {}
+    group_of: dict[int, int] = {}
     first_use: dict[tuple[int, int, int], int] = {}
-    for position, move in enumerate(moves):
-        for gather in move.gathers:
+    table = moves if isinstance(moves, MoveTable) else None
+    for position in range(len(moves)):
+        if table and table.source(position):
+            continue  # nothing else takes a source that is taken as it is
+        members[position], group_of[position] = [position], position
+        for gather in moves[position].gathers:
             other = group_of[first_use.setdefault(place_of(gather.source), position)]
             mine = group_of[position]
             if other == mine:
                 continue
-            small, large = sorted((other, mine), key=lambda at: len(members[at] or ()))
-            for at in members[small] or ():
+            small, large = sorted((other, mine), key=lambda at: len(members[at]))
+            for at in members[small]:
                 group_of[at] = large
-            members[large] = [*(members[large] or ()), *(members[small] or ())]
-            members[small] = None
-    made = [sorted(group) for group in members if group]
-    made.sort(key=lambda group: group[0])
-    yield from made
+            members[large] += members.pop(small)
+    first = {min(group): sorted(group) for group in members.values()}
+    for position in range(len(moves)):
+        if position not in group_of:
+            yield [position]
+        elif position in first:
+            yield first[position]
 
 
 def _joined(moves: Sequence[Move], positions: Sequence[int]) -> Flow | None:

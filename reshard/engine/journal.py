@@ -72,14 +72,14 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
         mark: How far it is.
         read: Its inputs.
         written: Its parts.
-        small: Of each move its position, the hash of its input, those of its parts, and its bytes.
+        small: Of each move its position, the hash of its input and those of its parts in one, and its bytes.
     """
 
     chain: int = -1
     mark: Mark = START
     read: tuple[Passed, ...] = ()
     written: tuple[Passed, ...] = ()
-    small: Sequence[tuple[int, str, tuple[str, ...], int]] = ()
+    small: Sequence[tuple[int, str, int]] = ()
 
 
 class Journal:

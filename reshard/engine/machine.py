@@ -21,8 +21,7 @@ class Machine:
     Attributes:
         read: Every input that passes by, by its place.
         written: Every part, by the positions of its move and its scatter.
-        read_hashes: The hashes of inputs that are read at once.
-        written_hashes: The same of parts.
+        small: The hashes of moves that are done at once: of the one tile of the input, then of each part.
         journal: Where it is noted what is finished, if it is.
         marks: How far chains are that an earlier run began, by the position of the first move.
     """
@@ -38,8 +37,7 @@ class Machine:
         self.phases = Phases(pool)
         self.read: dict[tuple[int, int, int], Stream] = {}
         self.written: dict[tuple[int, int], Stream] = {}
-        self.read_hashes: dict[tuple[int, int, int], tuple[str, ...]] = {}
-        self.written_hashes: dict[tuple[int, int], tuple[str, ...]] = {}
+        self.small: dict[int, bytes] = {}
         self.journal: Journal | None = None
         self.marks: dict[int, Mark] = {}
         self._held: Bytes = np.empty(0, np.uint8)

@@ -14,13 +14,15 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
+from manifests.columns import HASH_LENGTH
 from reshard import tiles
 from reshard.engine.flows import place_of
 from reshard.engine.journal import DONE, START, Head, Journal, Line, Mark, Passed, read_journal
 from reshard.engine.machine import Machine, part_nbytes
 from reshard.engine.pool import Scratch, Unit
 from reshard.engine.streams import Stream
-from reshard.program import Program
+from reshard.movetable import MoveTable
+from reshard.program import Move, Program
 
 
 class _Tile(NamedTuple):
@@ -75,16 +77,22 @@ class _Earlier:
 
 def head_of(program: Program, key: str, limits: Sequence[int]) -> Head:
     """Return what the journal of a program begins with."""
-    moves = [
+    facts = msgspec.json.encode([tiles.TILE_NBYTES, program.input_files, program.output_files, _facts(program.moves)])
+    return Head(key, xxhash.xxh3_128_hexdigest(facts), tuple(limits))
+
+
+def _facts(moves: Sequence[Move]) -> object:
+    """Return what tells moves from others."""
+    if isinstance(moves, MoveTable):
+        return moves.digest
+    return [
         (
             (move.name, move.shape, move.item_nbytes, move.cast),
             [(gather.source.file, gather.source.offset) for gather in move.gathers],
             [(scatter.file, scatter.offset) for scatter in move.scatters],
         )
-        for move in program.moves
+        for move in moves
     ]
-    facts = msgspec.json.encode([tiles.TILE_NBYTES, program.input_files, program.output_files, moves])
-    return Head(key, xxhash.xxh3_128_hexdigest(facts), tuple(limits))
 
 
 def resume(machine: Machine, program: Program, path: Path, key: str) -> None:
@@ -125,10 +133,12 @@ def _chains(program: Program, lines: Iterable[Line]) -> dict[int, _Earlier]:
     for line in lines:
         if not line.small:
             chains.setdefault(line.chain, _Earlier()).add(line.mark, line.read, line.written)
-        for position, digest, parts, _ in line.small:
+        for position, hashes, _ in line.small:
             move = program.moves[position]
             place = place_of(move.gathers[0].source)
-            written = (Passed((position, at), part_nbytes(move, at), (part,)) for at, part in enumerate(parts) if part)
+            digest, *parts = (hashes[at : at + HASH_LENGTH] for at in range(0, len(hashes), HASH_LENGTH))
+            nbytes = [part_nbytes(move, at) for at in range(len(parts))]
+            written = (Passed((position, at), nbytes[at], (part,)) for at, part in enumerate(parts) if nbytes[at])
             chains.setdefault(position, _Earlier()).add(DONE, [Passed(place, place[2], (digest,))], written)
     return chains
 
