@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+import xxhash
 
 from manifests.dtypes import BITS
 from manifests.errors import CheckpointError
@@ -43,9 +44,9 @@ class StoredTensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """A parsed header; ``data_offset`` is bytes counted from the start of the file."""
+    """A parsed header; ``data_offset`` is bytes counted from the start of the file, ``digest`` its text's xxh3-128."""
 
-    raw: bytes
+    digest: str
     metadata: dict[str, str] | None
     tensors: dict[str, StoredTensor]
     data_offset: int
@@ -124,7 +125,7 @@ def parse_header(raw: bytes, file_nbytes: int, label: str) -> Header:
     tensors = {name: _check_tensor(name, entry, label) for name, entry in entries.items()}
     data_offset = 8 + len(raw)
     _check_coverage(tensors, data_offset, file_nbytes, label)
-    return Header(raw, metadata, tensors, data_offset)
+    return Header(xxhash.xxh3_128_hexdigest(raw), metadata, tensors, data_offset)
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -176,8 +177,8 @@ def _parse_plain(raw: bytes, file_nbytes: int) -> Header | None:
         if first != begins or end - first != nbytes:
             return None
         tensors[name] = StoredTensor(dtype, shape, begins, end)
-    data_offset = 8 + len(raw)
-    return Header(raw, metadata, tensors, data_offset) if data_offset + end == file_nbytes else None
+    data_offset, digest = 8 + len(raw), xxhash.xxh3_128_hexdigest(raw)
+    return Header(digest, metadata, tensors, data_offset) if data_offset + end == file_nbytes else None
 
 
 def _load_object(raw: bytes, label: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _REST = ".unused"
 
 
 def cast_tensors(
-    tensors: Mapping[str, Tensor], dtype: str, architecture: Architecture | None, config: Mapping[str, object]
+    tensors: dict[str, Tensor], dtype: str, architecture: Architecture | None, config: Mapping[str, object]
 ) -> dict[str, Tensor]:
     """Return the tensors with those of floating point in a dtype.
 
@@ -38,12 +38,19 @@ def cast_tensors(
         PlanError: The checkpoint is quantized.
     """
     if not dtype:
-        return dict(tensors)
+        return tensors
     if config.get("quantization_config"):
         raise PlanError(f"dtype {dtype}: the checkpoint is quantized; only numbers of floating point are converted")
     target = DTYPES[dtype]
     kept = _kept(architecture, target)
-    return {name: _cast(tensor, "F32" if kept(name) else target) for name, tensor in tensors.items()}
+    known: dict[tuple[int, str], Tensor] = {}
+    made: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        key = id(tensor), "F32" if kept(name) else target
+        if key not in known:
+            known[key] = _cast(tensor, key[1])
+        made[name] = known[key]
+    return made
 
 
 def _cast(tensor: Tensor, target: str) -> Tensor:

@@ -179,7 +179,7 @@ class MoveTable(Moves):
             self.names[position],
             kind.shape,
             kind.item_nbytes,
-            self.gathers.get(position) or self._whole(position, kind),
+            self.gathers_at(position),
             tuple(scatters),
             kind.cast,
         )
@@ -213,8 +213,11 @@ class MoveTable(Moves):
             hasher.update(column.tobytes())
         return hasher.hexdigest()
 
-    def _whole(self, position: int, kind: Kind) -> tuple[Gather, ...]:
-        """Return the gather of a source that is taken as it is."""
+    def gathers_at(self, position: int) -> tuple[Gather, ...]:
+        """Return what the tensor at a position is gathered from."""
+        if position in self.gathers:
+            return self.gathers[position]
+        kind = self.kinds[position]
         source = Input(self.names[position], self.files[position], self.offsets[position], *kind.source)
         return (Gather(source, kind.links),)
 
@@ -226,6 +229,11 @@ def targets_of(moves: Sequence[Move]) -> Iterator[list[tuple[int, int]]]:
         return
     for move in moves:
         yield [(scatter.file, scatter.offset) for scatter in move.scatters]
+
+
+def gathers_of(moves: Sequence[Move], at: int) -> tuple[Gather, ...]:
+    """Return the gathers of a move."""
+    return moves.gathers_at(moves.order[at]) if isinstance(moves, MoveTable) else moves[at].gathers
 
 
 def part_runs(tensor: Tensor, rank: int) -> tuple[Runs, ...]:

@@ -118,7 +118,7 @@ class _Resolver:
         self._note_little(demands)
         return Resolution(
             tensors=self._placed(placements),
-            rules={name: rule for name, rule in self.wishes.rules.items() if name in self.model.tensors},
+            rules={name: rule for name, rule in self.wishes.rules.items() if name not in self.model.ties},
             modules=modules,
             attributes=surroundings.attributes(meshes),
             ties=dict(self.model.ties),

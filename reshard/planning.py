@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import xxhash
-
 from manifests.contents import VERSION
 from manifests.errors import CheckpointError, PlanError
 from manifests.manifest import TILE_NBYTES, Model, Rule, Tensor, digest_of
@@ -121,10 +119,10 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     checkpoint = open_checkpoint(folder, options.variant)
     _refuse_unsupported_quantization(checkpoint)
     architecture = choose_architecture(checkpoint, options)
-    stored = {name: source.stored for name, source in checkpoint.tensors.items()}
     # The built-in plan speaks of the running model's tensors, whatever the layout of those that are written.
     pulled = options.layout == "checkpoint" and options.plan is None
     tensors = build_tensors(checkpoint, architecture, options._replace(layout="runtime") if pulled else options)
+    stored = {name: source.stored for name, source in checkpoint.tensors.items()} if pulled else {}
     if pulled:
         tensors = in_stored_order(tensors, stored)
     ties = find_ties(checkpoint, architecture, tensors, options)
@@ -139,7 +137,9 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     # What is unused of a tensor that is used otherwise stays: the tensor could not be merged without it.
     unused = tuple(name for name, tensor in resolution.tensors.items() if tensor.unused and not tensor.parts)
     dropped = unused if options.drop_unused else ()
-    kept = {name: tensor for name, tensor in resolution.tensors.items() if name not in dropped}
+    kept = resolution.tensors
+    if dropped:
+        kept = {name: tensor for name, tensor in kept.items() if name not in dropped}
     kept = cast_tensors(kept, options.dtype, architecture, checkpoint.config)
     key = _key(checkpoint, resolution, kept, world_size, options)
     files = plan_files(kept, world_size, key, FileOptions(options.self_contained, options.max_file_nbytes))
@@ -225,7 +225,7 @@ def _key(
             options.max_file_nbytes,
             options.drop_unused,
             [checkpoint.folder.repo, checkpoint.folder.revision],
-            [(file.name, file.nbytes, xxhash.xxh3_128_hexdigest(file.header.raw)) for file in checkpoint.files],
+            [(file.name, file.nbytes, file.header.digest) for file in checkpoint.files],
             # A commit of the hub fixes the content; a folder's files are known by their sizes and times.
             [] if checkpoint.folder.revision else [file.identity for file in checkpoint.files],
             TensorTable.of(kept),

@@ -1,6 +1,7 @@
 """Splitting: carries out a plan of `reshard.planning` and publishes the result."""
 
-from collections.abc import Callable, Collection, Mapping
+from array import array
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -265,7 +266,7 @@ def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str])
         world_size=planned.world_size,
         layout=planned.layout,
         model=planned.model,
-        source=_build_source(planned, {source.name: hashed for source, hashed in hashes.read.items()}),
+        source=_build_source(planned, hashes),
         plan=planned.rules,
         sizes=resolution.sizes,
         tensors=resolution.tensors,
@@ -289,36 +290,57 @@ def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str])
 
 def _tiles_of_files(planned: SplitPlan, hashes: Hashes) -> list[str]:
     """Return the hashes of every file's parts, in the order of its bytes, one after another."""
-    parts: list[list[tuple[int, str]]] = [[] for _ in planned.files]
+    files = [_FileTiles() for _ in planned.files]
     for targets, written in zip(targets_of(planned.program.moves), hashes.written, strict=True):
         for (file, offset), tiles in zip(targets, written, strict=True):
-            parts[file].append((offset, "".join(tiles)))
-    return ["".join(tiles for _, tiles in sorted(held)) for held in parts]
+            files[file].add(offset, tiles)
+    return [file.in_order() for file in files]
 
 
-def _build_source(planned: SplitPlan, tiles: Mapping[str, tuple[str, ...]]) -> Source:
+def _build_source(planned: SplitPlan, hashes: Hashes) -> Source:
     checkpoint = planned.checkpoint
+    tiles = [_FileTiles() for _ in checkpoint.files]
+    for source, hashed in hashes.read.items():
+        tiles[source.file].add(source.offset, hashed)
     files = tuple(
         SourceFile(
             name=file.name,
             nbytes=file.nbytes,
-            header=xxhash.xxh3_128_hexdigest(file.header.raw),
-            tensors=_build_stored(file.header.tensors, tiles, planned.dropped),
+            header=file.header.digest,
+            tensors=_build_stored(file.header.tensors, read.in_order(), planned.dropped),
             metadata=file.header.metadata,
         )
-        for file in checkpoint.files
+        for file, read in zip(checkpoint.files, tiles, strict=True)
     )
     folder = checkpoint.folder
     return Source(files, checkpoint.index_name, folder.repo, folder.revision, planned.dropped)
 
 
-def _build_stored(
-    tensors: Mapping[str, StoredTensor], tiles: Mapping[str, tuple[str, ...]], dropped: Collection[str]
-) -> SourceTensors:
+class _FileTiles:
+    """The hashes of what lies in one file, by where it begins."""
+
+    def __init__(self) -> None:
+        self._offsets = array("Q")
+        self._ends = array("Q")
+        self._hashes = bytearray()
+
+    def add(self, offset: int, tiles: Iterable[str]) -> None:
+        """Add the hashes of what begins at an offset."""
+        for tile in tiles:
+            self._hashes += bytes.fromhex(tile)
+        self._offsets.append(offset)
+        self._ends.append(len(self._hashes))
+
+    def in_order(self) -> str:
+        """Return all hashes in the order of the file's bytes."""
+        order = sorted(range(len(self._offsets)), key=self._offsets.__getitem__)
+        begins = (0, *self._ends)
+        return "".join(self._hashes[begins[at] : begins[at + 1]].hex() for at in order)
+
+
+def _build_stored(tensors: Mapping[str, StoredTensor], tiles: str, dropped: Collection[str]) -> SourceTensors:
     """Return the tensors of a source file, in the order of its bytes."""
     rows = sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end))
     types = Numbers[tuple[str, tuple[int, ...]]]()
     kinds = [types[stored.dtype, stored.shape] for _, stored in rows]
-    names = [name for name, _ in rows]
-    hashes = "".join(tile for name in names for tile in tiles.get(name, ()))
-    return SourceTensors(names, list(types), kinds, hashes, dropped)
+    return SourceTensors([name for name, _ in rows], list(types), kinds, tiles, dropped)

@@ -11,6 +11,7 @@ from reshard.engine.flows import place_of
 from reshard.engine.machine import Machine
 from reshard.engine.pool import Scratch, Unit
 from reshard.engine.streams import Stream
+from reshard.movetable import gathers_of
 from reshard.program import Input, Program
 
 Tiles = tuple[str, ...]
@@ -37,6 +38,9 @@ class Written(Sequence[tuple[Tiles, ...]]):
 
     def __len__(self) -> int:
         return len(self._moves)
+
+    def __iter__(self) -> Iterator[tuple[Tiles, ...]]:
+        return map(self.__getitem__, range(len(self)))
 
     @overload
     def __getitem__(self, at: int) -> tuple[Tiles, ...]: ...
@@ -87,12 +91,13 @@ class Read(Mapping[Input, Tiles]):
     def pairs(self) -> Iterator[tuple[Input, Tiles]]:
         """Yield the sources with their hashes."""
         seen: set[Input] = set()
-        for position, move in enumerate(self._moves):
+        for position in range(len(self._moves)):
+            gathers = gathers_of(self._moves, position)
             small = self._machine.small.get(position)
             if small is not None:
-                yield move.gathers[0].source, (_digits(small)[0],)
+                yield gathers[0].source, (small[: HASH_LENGTH // 2].hex(),)
                 continue
-            for gather in move.gathers:
+            for gather in gathers:
                 if gather.source not in seen:
                     seen.add(gather.source)
                     yield gather.source, tuple(self._machine.read[place_of(gather.source)].hashes)
