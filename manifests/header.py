@@ -8,6 +8,7 @@ Source: the format section of the safetensors README (https://github.com/hugging
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +27,7 @@ MAX_HEADER_NBYTES = 100_000_000
 MAX_DIMS = 32
 """As many as every numpy takes."""
 DATA_ALIGNMENT = 4096
+_ENCODED_AT_ONCE = 4096
 _LFS = b"version https://git-lfs"
 
 
@@ -274,8 +276,9 @@ def encode_header(tensors: Mapping[str, StoredTensor], metadata: Mapping[str, st
     >>> encode_header({"a": StoredTensor("F32", (1,), 0, 4)}, None)[8:]
     b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}  '
     """
-    entries = {name: _Entry(tensor.dtype, tensor.shape, (tensor.begin, tensor.end)) for name, tensor in tensors.items()}
-    return _encode_entries(entries, metadata, alignment)
+    places = ((tensor.begin, tensor.end) for tensor in tensors.values())
+    types = ((tensor.dtype, tensor.shape) for tensor in tensors.values())
+    return _encode_rows(zip(tensors, types, places, strict=True), metadata, alignment)
 
 
 def encode_columns(
@@ -286,17 +289,20 @@ def encode_columns(
     alignment: int,
 ) -> bytes:
     """Return what `encode_header` does for tensors without holes, given their dtypes with shapes, and their ends."""
-    offsets = zip((0, *ends), ends, strict=False)
-    entries = {
-        name: _Entry(dtype, shape, place) for name, (dtype, shape), place in zip(names, types, offsets, strict=True)
-    }
-    return _encode_entries(entries, metadata, alignment)
+    places = zip(chain((0,), ends[:-1]), ends, strict=True) if ends else ()
+    return _encode_rows(zip(names, types, places, strict=True), metadata, alignment)
 
 
-def _encode_entries(entries: Mapping[str, _Entry], metadata: Mapping[str, str] | None, alignment: int) -> bytes:
-    text = msgspec.json.encode(entries)
-    if metadata is not None:
-        before = b'{"__metadata__":' + msgspec.json.encode(metadata)
-        text = before + (b"," + text[1:] if entries else b"}")
+_Row = tuple[str, tuple[str, tuple[int, ...]], tuple[int, int]]
+"""A tensor's name, its dtype and shape, where it begins and ends."""
+
+
+def _encode_rows(rows: Iterable[_Row], metadata: Mapping[str, str] | None, alignment: int) -> bytes:
+    members = [] if metadata is None else [b'"__metadata__":' + msgspec.json.encode(metadata)]
+    # Of 100,000 tensors the entries as objects would take more memory than all that is planned.
+    rows = iter(rows)
+    while some := {name: _Entry(*kind, place) for name, kind, place in islice(rows, _ENCODED_AT_ONCE)}:
+        members.append(msgspec.json.encode(some)[1:-1])
+    text = b"{" + b",".join(members) + b"}"
     text += b" " * (-(8 + len(text)) % alignment)
     return len(text).to_bytes(8, "little") + text

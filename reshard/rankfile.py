@@ -201,6 +201,6 @@ def build_file(
         order = sorted(range(len(shards)), key=lambda position: orders[id(shards[position])])
         names, shards = [names[position] for position in order], [shards[position] for position in order]
     ends = array("Q", accumulate([shard.nbytes for shard in shards]))
-    types = [(shard.dtype, shard.shape) for shard in shards]
-    header = encode_columns(names, types, ends, metadata, DATA_ALIGNMENT)
+    types = {key: (shard.dtype, shard.shape) for key, shard in different.items()}
+    header = encode_columns(names, (types[id(shard)] for shard in shards), ends, metadata, DATA_ALIGNMENT)
     return PlannedFile(name, owners, header, names, shards, ends)

@@ -11,7 +11,7 @@ import xxhash
 from manifests.columns import Extents, Numbers, SourceTensors
 from manifests.errors import CheckpointError
 from manifests.header import StoredTensor
-from manifests.manifest import MANIFEST_NAME, Manifest, Source, SourceFile, SplitFile, encode_manifest
+from manifests.manifest import MANIFEST_NAME, Manifest, Source, SourceFile, SplitFile, encoded
 from reshard.collecting import without_collector
 from reshard.engine import Hashes, run_program
 from reshard.engine.limits import BUDGET_NBYTES
@@ -214,7 +214,7 @@ def prepare(folder: Path, sized: Mapping[str, tuple[bytes, int]], journal: Path 
 def write_manifest(planned: SplitPlan, hashes: Hashes, folder: Path) -> Manifest:
     """Carry over the other files of the source and write the manifest, the last file of a split."""
     manifest = _build_manifest(planned, hashes, _carry(planned.checkpoint, folder))
-    write_synced(folder / MANIFEST_NAME, encode_manifest(manifest))
+    write_synced(folder / MANIFEST_NAME, encoded(manifest))
     return manifest
 
 

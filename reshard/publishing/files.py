@@ -1,6 +1,7 @@
 """The files of an output: made with their size, written whole, and made durable."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from reshard.disks import is_on_disk, reserve
@@ -25,10 +26,10 @@ def is_sized(path: Path, header: bytes, nbytes: int) -> bool:
         return False
 
 
-def write_synced(path: Path, content: bytes) -> None:
-    """Write a new file and make its bytes durable."""
+def write_synced(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write a new file, whole or piece by piece, and make its bytes durable."""
     with path.open("xb") as file:
-        file.write(content)
+        file.writelines([content] if isinstance(content, bytes) else content)
         file.flush()
         os.fsync(file.fileno())
 
