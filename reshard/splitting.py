@@ -236,8 +236,9 @@ def counted(progress: TotalProgress | None, total: int) -> Callable[[int], None]
 
 
 def _check_unchanged(checkpoint: Checkpoint) -> None:
+    folder = checkpoint.folder
     for file in checkpoint.files:
-        if checkpoint.folder.weights(file.name).identity != file.identity:
+        if isinstance(folder, LocalFolder) and folder.identity(file.name) != file.identity:
             raise CheckpointError(f"{checkpoint.folder.label}/{file.name}: changed while it was read; split again")
 
 
@@ -326,13 +327,14 @@ class _FileTiles:
 
     def add(self, offset: int, tiles: Iterable[str]) -> None:
         """Add the hashes of what begins at an offset."""
-        for tile in tiles:
-            self._hashes += bytes.fromhex(tile)
+        self._hashes += bytes.fromhex("".join(tiles))
         self._offsets.append(offset)
         self._ends.append(len(self._hashes))
 
     def in_order(self) -> str:
         """Return all hashes in the order of the file's bytes."""
+        if array("Q", sorted(self._offsets)) == self._offsets:
+            return self._hashes.hex()
         order = sorted(range(len(self._offsets)), key=self._offsets.__getitem__)
         begins = (0, *self._ends)
         return "".join(self._hashes[begins[at] : begins[at + 1]].hex() for at in order)

@@ -40,7 +40,13 @@ class Written(Sequence[tuple[Tiles, ...]]):
         return len(self._moves)
 
     def __iter__(self) -> Iterator[tuple[Tiles, ...]]:
-        return map(self.__getitem__, range(len(self)))
+        for position in range(len(self)):
+            small = self._machine.small.get(position)
+            if small is None or _NO_BYTES in small:
+                yield self[position]
+            else:
+                _, *parts = _digits(small)
+                yield tuple([(part,) for part in parts])
 
     @overload
     def __getitem__(self, at: int) -> tuple[Tiles, ...]: ...
@@ -55,7 +61,7 @@ class Written(Sequence[tuple[Tiles, ...]]):
         small = self._machine.small.get(position)
         if small is not None:
             _, *parts = _digits(small)
-            return tuple(() if part == _NOTHING else (part,) for part in parts)
+            return tuple(() if part == _NO_BYTES.hex() else (part,) for part in parts)
         written = self._machine.written
         return tuple(tuple(written[position, at].hashes) for at in range(len(self._moves[position].scatters)))
 
@@ -112,7 +118,7 @@ class _Items(ItemsView[Input, Tiles]):
         return self._read.pairs()
 
 
-_NOTHING = xxhash.xxh3_128_hexdigest(b"")
+_NO_BYTES = xxhash.xxh3_128_digest(b"")
 
 
 def _digits(hashes: bytes) -> list[str]:

@@ -97,8 +97,19 @@ class LocalFolder:
         self._refuse_outside(name)
         path = self.path / name
         header = read_header(path, f"{self.label}/{name}")
-        status = path.stat()
-        return WeightFile(name, status.st_size, f"{status.st_size}-{status.st_mtime_ns}", header, path)
+        return WeightFile(name, path.stat().st_size, self.identity(name), header, path)
+
+    def identity(self, name: str) -> str:
+        """Return what changes when the bytes of a file do: its size and modification time.
+
+        Raises:
+            CheckpointError: There is no such file any more.
+        """
+        try:
+            status = (self.path / name).stat()
+        except OSError as error:
+            raise self._unreadable(name, error) from error
+        return f"{status.st_size}-{status.st_mtime_ns}"
 
     def _unreadable(self, name: str, error: OSError) -> CheckpointError:
         return CheckpointError(f"{self.label}/{shown_name(name)}: cannot be read: {error.strerror}")
