@@ -351,10 +351,16 @@ def check_names(names: Iterable[str], label: str) -> None:
 
 def is_split(folder: Path) -> bool:
     """Tell whether a folder holds a split, of this or another version of the format."""
+    return version_of(folder) is not None
+
+
+def version_of(folder: Path) -> int | None:
+    """Return the version of the format of the split that a folder holds; None if it holds none."""
     try:
-        return msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=_Stamp).format == FORMAT
+        stamp = msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=_Stamp)
     except (OSError, msgspec.MsgspecError, RecursionError):
-        return False
+        return None
+    return stamp.version if stamp.format == FORMAT else None
 
 
 def read_manifest(folder: Path) -> Manifest:

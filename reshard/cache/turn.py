@@ -1,0 +1,96 @@
+"""The turn: of all that want to make one split of a cache, one does, and the others wait.
+
+It is a folder, since `mkdir` succeeds for one process alone on every file system, those included on which locks do not
+work; who has made it is told by its owner file. A dead owner's is claimed, as folders of publishing are.
+"""
+
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from manifests.errors import OutputError
+from manifests.process import Process, this_process
+from reshard.cache.entries import KEY_DIGITS
+from reshard.publishing.owner import beating, claim, is_alive, read_owner, write_owner
+
+SUFFIX = ".turn"
+
+
+class Taken(Exception):  # noqa: N818 - no failure: somebody else does the work
+    """Somebody else has the turn.
+
+    Attributes:
+        owner: Who it is, if that can be told.
+    """
+
+    def __init__(self, owner: Process | None) -> None:
+        super().__init__()
+        self.owner = owner
+
+
+@contextmanager
+def turn(cache: Path, key: str) -> Iterator[None]:
+    """Have the turn for a split while the body runs.
+
+    Args:
+        cache: The folder of the cache, which is made if there is none.
+        key: Of the split.
+
+    Raises:
+        Taken: Somebody else has it, and lives.
+        OutputError: The cache cannot be written.
+    """
+    folder = cache / f".{key[:KEY_DIGITS]}{SUFFIX}"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        mine = _take(folder)
+    except OSError as error:
+        raise OutputError(f"{cache}: cannot be written: {error.strerror} ({error.filename})") from error
+    if not mine:
+        yield
+        return
+    try:
+        with beating(folder):
+            yield
+    finally:
+        # One that was taken for dead has lost it to another, who has it now.
+        if read_owner(folder) == this_process():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take(folder: Path) -> bool:
+    """Make the folder this process's; tell whether that was possible where its owner is dead."""
+    while True:
+        try:
+            folder.mkdir()
+            write_owner(folder)
+        except FileNotFoundError:
+            continue  # it was removed while it had no owner yet
+        except FileExistsError:
+            if not _clear(folder):
+                return False
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        else:
+            return True
+
+
+def _clear(folder: Path) -> bool:
+    """Take away the folder of one who is dead; tell whether that was possible, or it is gone."""
+    with suppress(OSError):
+        # Without an owner it is empty, and whoever is about to be it makes it again.
+        folder.rmdir()
+        return True
+    if is_alive(folder):
+        raise Taken(read_owner(folder))
+    remains = f"{folder.name}-{secrets.token_hex(6)}"
+    try:
+        if claim(folder, remains):
+            shutil.rmtree(folder.with_name(remains), ignore_errors=True)
+    except OSError:
+        # Another user's, with no right to write: without the turn the work may be done twice, and right all the same.
+        return False
+    return True
