@@ -65,17 +65,18 @@ def _take(folder: Path) -> bool:
     while True:
         try:
             folder.mkdir()
-            write_owner(folder)
-        except FileNotFoundError:
-            continue  # it was removed while it had no owner yet
         except FileExistsError:
             if not _clear(folder):
                 return False
+            continue
+        try:
+            write_owner(folder)
+        except FileNotFoundError:
+            continue  # while it was empty somebody else took it away
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        else:
-            return True
+        return True
 
 
 def _clear(folder: Path) -> bool:
