@@ -1,7 +1,7 @@
 """``reshard cache``: what a cache holds, whether it is whole, and what may go."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,11 @@ def provide(
     with progress_bar("split", quiet=quiet) as progress:
         path, found = provide(planned, folder, name, notice=notice, progress=progress, **how)
     return {"out": str(path), "found": found}
+
+
+def format_found(facts: "Facts") -> Iterator[str]:
+    """Yield the line on a split that was there."""
+    yield f"{facts['source']}: found in the cache, nothing was made; tp {facts['world_size']}, key {facts['key']}"
 
 
 @click.group(no_args_is_help=True)

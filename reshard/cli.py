@@ -155,7 +155,8 @@ def split(
         return
     facts["seconds"] = round(perf_counter() - started, 3)
     print_result(facts, [facts["out"]], as_json=as_json)
-    print_summary(lines.format_split(facts), quiet=quiet or as_json)
+    text = cache_cli.format_found(facts) if facts.get("found") else lines.format_split(facts)
+    print_summary(text, quiet=quiet or as_json)
 
 
 @main.command()

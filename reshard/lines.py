@@ -69,9 +69,7 @@ def format_split(facts: Facts) -> Iterator[str]:
         yield f"kept at another precision than asked for: {count}: {_some(facts['not_converted'])}"
     yield from format_notes(facts)
     read, written = human_bytes(facts["nbytes_read"]), human_bytes(facts["nbytes_written"])
-    if facts.get("found"):
-        yield f"found in the cache: {facts['out']}; nothing was read or written"
-    elif "seconds" in facts:
+    if "seconds" in facts:
         yield f"read {read}, wrote {written} in {files} in {facts['seconds']:.1f} s"
     else:
         yield f"would read {read} and write {written} in {files} to {facts['out']}"
