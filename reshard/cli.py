@@ -30,6 +30,13 @@ Exit codes:
 _PATH = click.Path(path_type=Path)
 _tp = click.option("--tp", type=whole_number, metavar="N", required=True, help="Number of ranks.")
 _force = click.option("--force", is_flag=True, help="Replace an older output of that name.")
+_resume = click.option(
+    "--no-resume",
+    "resume",
+    flag_value=False,
+    default=True,
+    help="Start over; do not go on with what a killed run made.",
+)
 _jobs = click.option("--jobs", type=whole_number, metavar="N", default="2", help="Worker threads; 2 if not given.")
 _memory = click.option(
     "--memory", type=byte_size, default="256MiB", metavar="SIZE", help="Memory to stay within; 256MiB if not given."
@@ -105,6 +112,7 @@ main.add_command(cache_cli.cache)
 @cache_cli.cache_option
 @click.option("--dry-run", is_flag=True, help="Only tell what each rank will hold.")
 @_force
+@_resume
 @_plan_options
 @_jobs
 @_memory
@@ -117,6 +125,7 @@ def split(
     cache: Path | None,
     dry_run: bool,
     force: bool,
+    resume: bool,
     jobs: int,
     memory: int,
     quiet: bool,
@@ -143,14 +152,16 @@ def split(
     if dry_run:
         print_result(facts, lines.format_split(facts), as_json=as_json)
         return
+    how: dict[str, Any] = {"jobs": jobs, "memory": memory}
     if cache is not None:
-        facts |= cache_cli.provide(planned, cache, name, quiet=quiet or as_json, jobs=jobs, memory=memory)
+        facts |= cache_cli.provide(planned, cache, name, quiet=quiet or as_json, resume=resume, **how)
     else:
         with progress_bar("split", quiet=quiet) as progress:
+            how |= {"force": force, "progress": progress}
             if processes.size > 1:
-                together.carry_out(planned, out, processes, force=force, progress=progress, jobs=jobs, memory=memory)
+                together.carry_out(planned, out, processes, **how)
             else:
-                splitting.carry_out(planned, out, force=force, jobs=jobs, memory=memory, progress=progress)
+                splitting.carry_out(planned, out, resume=resume, **how)
     if processes.follows:
         return
     facts["seconds"] = round(perf_counter() - started, 3)
@@ -257,15 +268,16 @@ def verify(out: Path, jobs: int, quiet: bool, as_json: bool) -> None:
 @click.argument("out", type=_PATH)
 @click.argument("dest", type=_PATH)
 @click.option("--converted", is_flag=True, help="Give back converted numbers as they are: not the source's.")
+@_resume
 @_jobs
 @_memory
 @output_options
-def merge(out: Path, dest: Path, converted: bool, jobs: int, memory: int, quiet: bool, as_json: bool) -> None:
+def merge(out: Path, dest: Path, quiet: bool, as_json: bool, **how: Any) -> None:  # noqa: ANN401 - as merging's
     """Give back the source of the split OUT, in the folder DEST."""
     from reshard import lines, merging, report
 
     with progress_bar("merge", quiet=quiet) as progress:
-        merged = merging.merge(out, dest, converted=converted, jobs=jobs, memory=memory, progress=progress)
+        merged = merging.merge(out, dest, progress=progress, **how)
     facts = report.build_merged(str(dest), merged)
     print_result(facts, [str(dest)], as_json=as_json)
     print_summary(lines.format_merged(facts), quiet=quiet or as_json)

@@ -12,13 +12,16 @@ import xxhash
 from manifests.dtypes import nbytes as tensor_nbytes
 from manifests.errors import DamageError, ManifestError
 from manifests.header import StoredTensor, encode_header
-from manifests.manifest import Manifest, Part, SourceFile, SplitFile, read_manifest
+from manifests.manifest import MANIFEST_NAME, Manifest, Part, SourceFile, SplitFile, digest_of, read_manifest
+from reshard.collecting import without_collector
 from reshard.engine import Hashes, run_program
 from reshard.engine.limits import BUDGET_NBYTES
 from reshard.moves import Place, build_program, merge_moves
 from reshard.program import Program, check_program
-from reshard.publish import check_apart, check_destination, create_sized, staged, sync_file, write_synced
-from reshard.splitting import TotalProgress, counted
+from reshard.publishing.destination import check_apart, check_destination
+from reshard.publishing.files import sync_file, write_synced
+from reshard.publishing.staging import Staging, held_nbytes, kept, mend, staged
+from reshard.splitting import TotalProgress, counted, prepare
 from reshard.tiles import differing_tiles
 from reshard.verifying import check_carried, check_copies, check_file, check_tiles, places_of
 
@@ -56,6 +59,7 @@ def merge(
     destination: str | Path,
     *,
     converted: bool = False,
+    resume: bool = True,
     jobs: int = 2,
     memory: int = BUDGET_NBYTES,
     progress: TotalProgress | None = None,
@@ -69,6 +73,7 @@ def merge(
         out: The folder of the split.
         destination: The folder to make.
         converted: Whether numbers that the split converted are given back as they are, which are not the source's.
+        resume: Whether what a killed run of the same merge has made is gone on with; it is removed otherwise.
         jobs: Number of worker threads.
         memory: Bytes that the process may take, its buffers above all.
         progress: Called with the bytes finished so far and their total.
@@ -96,22 +101,30 @@ def merge(
         program, [target.nbytes for target in targets], [len(target.header) for target in targets], whole_inputs=False
     )
     check_apart(destination, folder)
-    check_destination(destination, sum(target.nbytes for target in targets), force=False)
-    with staged(destination, force=False) as staging:
-        paths = [staging / target.source.name for target in targets]
-        for path, target in zip(paths, targets, strict=True):
-            create_sized(path, target.header, target.nbytes)
+    mend(destination)
+    total = sum(target.nbytes for target in targets)
+    check_destination(destination, total - held_nbytes(destination), force=False)
+    key = _key(folder, manifest, converted=converted)
+
+    def keep(staging: Staging, error: BaseException) -> str:
+        return kept(staging, error, total)
+
+    with staged(destination, force=False, key=key, resume=resume, keep=keep) as staging, without_collector():
+        sized = {target.source.name: (target.header, target.nbytes) for target in targets}
+        paths = prepare(staging.content, sized, staging.journal)
         inputs = [folder / file.name for file in manifest.files]
         report = counted(progress, program.nbytes_read)
-        hashes = run_program(program, inputs, paths, jobs=jobs, memory=memory, progress=report)
+        hashes = run_program(
+            program, inputs, paths, jobs=jobs, memory=memory, progress=report, journal=staging.journal, key=key
+        )
         _check_hashes(manifest, program, hashes, changed)
         _check_unread(folder, manifest, hashes)
         for path in paths:
             sync_file(path)
-        _write_index(manifest, staging, changed)
+        _write_index(manifest, staging.content, changed)
         for name in manifest.carried:
-            shutil.copyfile(folder / name, staging / name)
-            sync_file(staging / name)
+            shutil.copyfile(folder / name, staging.content / name)
+            sync_file(staging.content / name)
     same = {target.source.name for target in targets if _is_identical(target)}
     names = [target.source.name for target in targets]
     return Merged(
@@ -121,6 +134,13 @@ def merge(
         dropped=manifest.source.dropped,
         converted=tuple(changed),
     )
+
+
+def _key(folder: Path, manifest: Manifest, *, converted: bool) -> str:
+    """Return what decides the bytes of a merge."""
+    parts = [(folder / file.name).stat() for file in manifest.files]
+    digest = xxhash.xxh3_128_hexdigest((folder / MANIFEST_NAME).read_bytes())
+    return digest_of(["merge", digest, converted, [(part.st_size, part.st_mtime_ns) for part in parts]])
 
 
 def _converted(manifest: Manifest) -> dict[str, str]:

@@ -1,9 +1,7 @@
 """Planning: everything that a split will do, decided from headers and integers before a byte moves."""
 
-import gc
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +12,7 @@ from reshard import placing
 from reshard.casting import cast_tensors
 from reshard.catalogue import Architecture
 from reshard.choosing import build_tensors, choose_architecture, choose_plan
+from reshard.collecting import without_collector
 from reshard.model import Model as RunningModel
 from reshard.moves import Place, build_input, build_program, split_moves
 from reshard.options import Options, check_options
@@ -99,19 +98,7 @@ def locate(model: str | Path, options: Options) -> Folder:
         raise CheckpointError(f"{model}: no such folder here, and as a hub id: {error}") from error
 
 
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Do without Python's search for cycles: planning makes none, and a search takes as long as all it has made."""
-    searches = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if searches:
-            gc.enable()
-
-
-@_without_collector()
+@without_collector()
 def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     """Decide a split of the checkpoint in a folder.
 

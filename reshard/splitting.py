@@ -18,12 +18,15 @@ from manifests.manifest import (
     SplitFile,
     encode_manifest,
 )
+from reshard.collecting import without_collector
 from reshard.engine import Hashes, run_program
 from reshard.engine.limits import BUDGET_NBYTES
 from reshard.options import Options
 from reshard.planning import SplitPlan, default_output, locate, plan_split
 from reshard.program import Program
-from reshard.publish import check_apart, check_destination, create_sized, staged, sync_file, write_synced
+from reshard.publishing.destination import check_apart, check_destination
+from reshard.publishing.files import create_sized, is_sized, sync_file, write_synced
+from reshard.publishing.staging import Staging, held_nbytes, kept, mend, staged
 from reshard.sources.checkpoint import Checkpoint
 from reshard.sources.folder import LocalFolder
 
@@ -54,6 +57,7 @@ def split(
     *,
     tp: int,
     force: bool = False,
+    resume: bool = True,
     jobs: int = 2,
     memory: int = BUDGET_NBYTES,
     progress: TotalProgress | None = None,
@@ -66,6 +70,7 @@ def split(
         out: The folder to make; ``MODEL-tpN`` beside a folder, in the working directory for a hub id, if not given.
         tp: Number of ranks.
         force: Whether an older split under this name is replaced, once the new one is whole.
+        resume: Whether what a killed run of the same split has made is gone on with; it is removed otherwise.
         jobs: Number of worker threads.
         memory: Bytes that the process may take, its buffers above all.
         progress: Called with the bytes finished so far and their total.
@@ -82,7 +87,7 @@ def split(
     """
     planned = plan(model, tp=tp, **options)
     destination = Path(out) if out is not None else default_output(model, tp, planned.options.subfolder)
-    return carry_out(planned, destination, force=force, jobs=jobs, memory=memory, progress=progress)
+    return carry_out(planned, destination, force=force, resume=resume, jobs=jobs, memory=memory, progress=progress)
 
 
 def carry_out(
@@ -90,6 +95,7 @@ def carry_out(
     out: Path,
     *,
     force: bool = False,
+    resume: bool = True,
     jobs: int = 2,
     memory: int = BUDGET_NBYTES,
     progress: TotalProgress | None = None,
@@ -100,6 +106,7 @@ def carry_out(
         planned: The split, from `plan`.
         out: The folder to make.
         force: Whether an older split under this name is replaced, once the new one is whole.
+        resume: Whether what a killed run of the same split has made is gone on with; it is removed otherwise.
         jobs: Number of worker threads.
         memory: Bytes that the process may take, its buffers above all.
         progress: Called with the bytes finished so far and their total.
@@ -111,12 +118,19 @@ def carry_out(
     folder = planned.checkpoint.folder
     if isinstance(folder, LocalFolder):
         check_apart(out, folder.path)
-    check_destination(out, planned.nbytes_written, force=force)
+    mend(out)
+    check_destination(out, planned.nbytes_written - held_nbytes(out), force=force)
     if not isinstance(folder, LocalFolder):
         local = folder.download(planned.checkpoint.needed)
         planned = plan_split(local, planned.world_size, planned.options)
-    with staged(out, force=force) as staging:
-        return write_split(planned, staging, jobs=jobs, memory=memory, progress=progress)
+
+    def keep(staging: Staging, error: BaseException) -> str:
+        return kept(staging, error, planned.nbytes_written) if is_unchanged(planned.checkpoint) else ""
+
+    with staged(out, force=force, key=planned.key, resume=resume, keep=keep) as staging:
+        return write_split(
+            planned, staging.content, jobs=jobs, memory=memory, progress=progress, journal=staging.journal
+        )
 
 
 def write_split(
@@ -126,14 +140,24 @@ def write_split(
     jobs: int = 2,
     memory: int = BUDGET_NBYTES,
     progress: TotalProgress | None = None,
+    journal: Path | None = None,
 ) -> Manifest:
     """Write all files of a split into a folder, the manifest last.
+
+    Args:
+        planned: The split.
+        folder: The folder.
+        jobs: Number of worker threads.
+        memory: Bytes that the process may take, its buffers above all.
+        progress: Called with the bytes finished so far and their total.
+        journal: Where it is noted what is finished; what is finished already is not written again.
 
     Raises:
         CheckpointError: The source cannot be read, or changed while it was read.
         OutputError: A file cannot be written.
     """
-    hashes = write_files(planned, planned.program, folder, jobs=jobs, memory=memory, progress=progress)
+    how: dict[str, Any] = {"jobs": jobs, "memory": memory, "progress": progress, "journal": journal}
+    hashes = write_files(planned, planned.program, folder, **how)
     return write_manifest(planned, hashes, folder)
 
 
@@ -145,25 +169,51 @@ def write_files(
     jobs: int = 2,
     memory: int = BUDGET_NBYTES,
     progress: TotalProgress | None = None,
+    journal: Path | None = None,
 ) -> Hashes:
     """Write the files of a program, which is the split's or a share of it, and make their bytes durable.
+
+    What the folder holds already is gone on with if there is a journal, and else must not be there.
 
     Raises:
         CheckpointError: The source cannot be read, or changed while it was read.
         OutputError: A file cannot be written.
     """
     files = {file.name: file for file in planned.files}
-    paths = [folder / name for name in program.output_files]
-    for path in paths:
-        create_sized(path, files[path.name].header, files[path.name].nbytes)
+    sized = {name: (files[name].header, files[name].nbytes) for name in program.output_files}
+    paths = prepare(folder, sized, journal)
     places = {file.name: file.path for file in planned.checkpoint.files if file.path is not None}
     sources = [places[name] for name in program.input_files]
     report = counted(progress, program.nbytes_read)
-    hashes = run_program(program, sources, paths, jobs=jobs, memory=memory, progress=report)
+    with without_collector():
+        hashes = run_program(
+            program, sources, paths, jobs=jobs, memory=memory, progress=report, journal=journal, key=planned.key
+        )
     for path in paths:
         sync_file(path)
     _check_unchanged(planned.checkpoint)
     return hashes
+
+
+def prepare(folder: Path, sized: Mapping[str, tuple[bytes, int]], journal: Path | None) -> list[Path]:
+    """Make the files that the engine writes, or leave them as they are if an earlier run made all of them.
+
+    Args:
+        folder: Where they are; nothing else is in it afterwards.
+        sized: The header and the bytes of every file, by name.
+        journal: What the earlier run noted; removed if its files are not as they should be.
+    """
+    paths = [folder / name for name in sized]
+    made = all(is_sized(path, *sized[path.name]) for path in paths)
+    for path in [*folder.iterdir()] if journal is not None else []:
+        if not made or path.name not in sized:
+            path.unlink()
+    if journal is not None and not made:
+        journal.unlink(missing_ok=True)
+    for path in paths:
+        if not made:
+            create_sized(path, *sized[path.name])
+    return paths
 
 
 def write_manifest(planned: SplitPlan, hashes: Hashes, folder: Path) -> Manifest:
@@ -194,6 +244,15 @@ def _check_unchanged(checkpoint: Checkpoint) -> None:
     for file in checkpoint.files:
         if checkpoint.folder.weights(file.name).identity != file.identity:
             raise CheckpointError(f"{checkpoint.folder.label}/{file.name}: changed while it was read; split again")
+
+
+def is_unchanged(checkpoint: Checkpoint) -> bool:
+    """Tell whether a checkpoint's weights are still what they were when it was opened."""
+    try:
+        _check_unchanged(checkpoint)
+    except (CheckpointError, OSError):
+        return False
+    return True
 
 
 def _carry(checkpoint: Checkpoint, folder: Path) -> dict[str, str]:

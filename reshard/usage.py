@@ -126,8 +126,8 @@ class ModelGroup(click.Group):
             if not ctx.obj:
                 raise
             _fail(ctx, type(error).__name__, error.format_message(), error.exit_code, {})
-        except KeyboardInterrupt:
-            _fail(ctx, "KeyboardInterrupt", "interrupted", 130, {})
+        except KeyboardInterrupt as interruption:
+            _fail(ctx, "KeyboardInterrupt", str(interruption) or "interrupted", 130, {})
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of ``split``, then the commands."""

@@ -65,7 +65,7 @@ def builders(
         threading.Thread(target=read, daemon=True).start()
         passed: list[Line] = []
 
-        def until(word: str, timeout_s: float = 60) -> Line:
+        def until(word: str, timeout_s: float = 30) -> Line:
             deadline = time.monotonic() + timeout_s
             while time.monotonic() < deadline:
                 try:

@@ -18,7 +18,8 @@ from manifests.manifest import Link
 from manifests.runs import Run, invert, numel, whole
 from reshard import plan, verify
 from reshard.program import Gather, Input, Move, Program, Scatter, identity_links
-from reshard.publish import publish, take_away
+from reshard.publishing.renaming import publish
+from reshard.publishing.staging import take_away
 from reshard.torchrun import together
 from reshard.torchrun.meeting import Meeting
 from reshard.torchrun.processes import Processes, read_environment

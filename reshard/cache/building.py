@@ -12,6 +12,7 @@ from reshard.cache.entries import named_by, problem_of
 from reshard.cache.removing import remove
 from reshard.cache.turn import Taken, turn
 from reshard.planning import SplitPlan
+from reshard.publishing.staging import clear_left
 from reshard.splitting import carry_out
 
 POLL_S = (0.05, 2.0)
@@ -101,10 +102,13 @@ def _make(planned: SplitPlan, path: Path, notice: Notice, **how: Any) -> Provide
             remove(entry, unless=lambda hidden: not problem_of(hidden, key))
     try:
         carry_out(planned, path, **how)
+        provided = Provided(path, found=False)
     except OutputError:
         # Of two that take each other for dead, the second finds the name taken, by the same bytes.
-        if found := find(path.parent, key):
-            return Provided(found, found=True)
-        raise
-    uses.touch(path)
-    return Provided(path, found=False)
+        other = find(path.parent, key)
+        if other is None:
+            raise
+        provided = Provided(other, found=True)
+    clear_left(path)
+    uses.touch(provided.path)
+    return provided

@@ -21,7 +21,7 @@ from reshard.checks.traces import Comparison, Divisions, Trace
 from reshard.checks.workers import run_ranks, run_tiny
 from reshard.options import Options
 from reshard.planning import SplitPlan, locate, plan_split
-from reshard.publish import check_destination
+from reshard.publishing.destination import check_destination
 from reshard.sources.folder import LocalFolder
 from reshard.splitting import TotalProgress, write_split
 

@@ -38,6 +38,8 @@ def run_program(
     jobs: int = 2,
     memory: int = BUDGET_NBYTES,
     progress: Progress | None = None,
+    journal: Path | None = None,
+    key: str = "",
 ) -> Hashes:
     """Run every move.
 
@@ -48,6 +50,8 @@ def run_program(
         jobs: Number of worker threads.
         memory: Bytes that all buffers together may take.
         progress: Called from the workers as bytes are finished.
+        journal: Where it is noted what is finished; of an earlier run of equal key, what still is is not done again.
+        key: What decides the bytes that the program writes.
 
     Raises:
         CheckpointError: A source file cannot be read, or became shorter.
@@ -56,8 +60,9 @@ def run_program(
     from reshard.engine.batches import program_units
     from reshard.engine.files import Files
     from reshard.engine.finishing import hashes_of, late_units
+    from reshard.engine.machine import Machine
     from reshard.engine.pool import Pool
-    from reshard.engine.running import Machine
+    from reshard.engine.resuming import resume
 
     limits = limits_of(memory, jobs)
     with (
@@ -65,6 +70,12 @@ def run_program(
         Files(output_paths, os.O_RDWR, OutputError) as outputs,
     ):
         machine = Machine(Pool(jobs, 3 * limits.unit), inputs, outputs, limits, progress)
-        machine.pool.run(program_units(machine, program))
-        machine.pool.run(late_units(machine))
+        if journal is not None:
+            resume(machine, program, journal, key)
+        try:
+            machine.pool.run(program_units(machine, program))
+            machine.pool.run(late_units(machine))
+        finally:
+            if machine.journal is not None:
+                machine.journal.close()
     return Hashes(*hashes_of(program, machine))

@@ -14,10 +14,13 @@ import xxhash
 
 from reshard import tiles
 from reshard.engine.boxes import Cutter, Grain, Share, whole_box
+from reshard.engine.chains import Chain
 from reshard.engine.copying import Bytes, copy_strided
 from reshard.engine.flows import flow_of, groups, join_flows, place_of
+from reshard.engine.journal import DONE, Line
+from reshard.engine.machine import Machine
 from reshard.engine.pool import Scratch, Unit
-from reshard.engine.running import Machine, chain_units
+from reshard.engine.running import chain_units
 from reshard.program import Loop, Move, Program, identity_links
 
 SMALL_NBYTES = 64 << 10
@@ -39,12 +42,16 @@ def program_units(machine: Machine, program: Program) -> Iterator[Unit]:
     """Yield the units of a program, in the order of its moves."""
     windows = _Windows(machine)
     for positions in groups(program.moves):
-        if len(positions) == 1 and windows.takes(program.moves[positions[0]]):
-            yield from windows.add(positions[0], program.moves[positions[0]])
-            continue
-        yield from windows.flush()
         moves = [program.moves[position] for position in positions]
-        yield from chain_units(machine, join_flows(moves, positions, machine.limits))
+        if machine.marks.get(positions[0]) == DONE:
+            Chain(machine, moves, positions)
+            machine.finish(sum(move.nbytes for move in moves))
+        elif len(moves) == 1 and windows.takes(moves[0]):
+            yield from windows.add(positions[0], moves[0])
+        else:
+            yield from windows.flush()
+            chain = Chain(machine, moves, positions)
+            yield from chain_units(machine, chain, join_flows(moves, positions, machine.limits))
     yield from windows.flush()
 
 
@@ -104,7 +111,16 @@ class _Windows:
             for run in _equally_spaced(alike):
                 self._cut(form, run, window, scratch, pieces)
         _write(machine, pieces)
+        if machine.journal is not None:
+            machine.journal.append_small(Line(small=[self._finished(member) for member in members]), len(window))
         machine.finish(len(window))
+
+    def _finished(self, member: _Member) -> tuple[int, str, tuple[str, ...], int]:
+        """Return what the journal says of a tensor."""
+        position, move, _ = member
+        (digest,) = self._machine.read_hashes[place_of(move.gathers[0].source)]
+        parts = (self._machine.written_hashes.get((position, at), ("",))[0] for at in range(len(move.scatters)))
+        return position, digest, tuple(parts), move.nbytes
 
     def _cut(
         self,

@@ -60,6 +60,17 @@ def boxes(box: Box, grain: Grain) -> Iterator[Box]:
             yield (*outer, (lo, min(lo + grain.rows, last)), *rest)
 
 
+def box_count(shape: Sequence[int], grain: Grain) -> int:
+    """Return how many boxes of a form make up a tensor.
+
+    >>> box_count((4, 5, 2), Grain(1, 2)), box_count((), Grain(0, 1)), box_count((4, 0), Grain(0, 1))
+    (12, 1, 0)
+    """
+    if not shape or not all(shape):
+        return int(not shape)
+    return prod(shape[: grain.dim]) * -(-shape[grain.dim] // grain.rows)
+
+
 def whole_box(shape: Sequence[int]) -> Box:
     """Return the box that is the whole tensor."""
     return tuple((0, size) for size in shape)

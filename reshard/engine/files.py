@@ -4,7 +4,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from manifests.errors import CheckpointError, OutputError, ReshardError
+import xxhash
+
+from manifests.errors import OutputError, ReshardError
 from reshard.disks import is_on_disk, start_writing_back
 
 _WRITE_BACK_NBYTES = 8 << 20
@@ -17,6 +19,7 @@ class Files:
 
     def __init__(self, paths: Sequence[Path], flags: int, error_type: type[ReshardError]) -> None:
         self.paths = paths
+        self._error_type = error_type
         self._waiting = [0] * len(paths)
         """Bytes written to every file on a disk of which the disk was not told."""
         self._on_disk = [flags != os.O_RDONLY and path.exists() and is_on_disk(path) for path in paths]
@@ -39,22 +42,33 @@ class Files:
         """Fill a buffer from a position.
 
         Raises:
-            CheckpointError: The file cannot be read, or ends before.
+            ReshardError: The file cannot be read, or ends before; of the type that its files' errors have.
         """
         done = 0
         while done < len(buffer):
             try:
                 got = os.preadv(self.descriptors[file], [buffer[done:] if done else buffer], offset + done)
             except OSError as error:
-                raise CheckpointError(
+                raise self._error_type(
                     f"{self.paths[file]}: cannot be read at byte {offset + done}: {error.strerror}"
                 ) from error
             if got == 0:
-                raise CheckpointError(
+                raise self._error_type(
                     f"{self.paths[file]}: became shorter while it was read: ends at byte {self._nbytes(file)}, "
                     f"{offset + len(buffer)} expected"
                 )
             done += got
+
+    def hash_into(self, hasher: xxhash.xxh3_128, file: int, offset: int, nbytes: int, block: memoryview) -> None:
+        """Read some bytes, a block at a time, and hash them.
+
+        Raises:
+            ReshardError: The file cannot be read, or ends before.
+        """
+        for at in range(0, nbytes, len(block)):
+            piece = block[: nbytes - at]
+            self.read_into(file, offset + at, piece)
+            hasher.update(piece)
 
     def _nbytes(self, file: int) -> int:
         return os.fstat(self.descriptors[file]).st_size

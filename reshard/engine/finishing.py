@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from reshard.engine.flows import place_of
+from reshard.engine.machine import Machine
 from reshard.engine.pool import Scratch, Unit
-from reshard.engine.running import Machine
 from reshard.engine.streams import Stream
 from reshard.program import Input, Program
 

@@ -9,11 +9,9 @@ together: first they fill it, band by band of its inputs, then they cut bands fr
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count, product
+from itertools import islice, product
 from math import prod
 from typing import NamedTuple
-
-import numpy as np
 
 from manifests.manifest import Link
 from manifests.runs import clip, expand, fold
@@ -23,20 +21,25 @@ from reshard.engine.boxes import (
     Grain,
     Index,
     Share,
+    box_count,
     box_numel,
     boxes,
     invert_links,
     natural_grain,
     whole_box,
 )
+from reshard.engine.chains import Chain
 from reshard.engine.conversion import convert
 from reshard.engine.copying import Bytes, copy_strided
-from reshard.engine.files import Files
-from reshard.engine.flows import Flow, Inlet, all_boxes, fit, place_of
-from reshard.engine.limits import Limits
-from reshard.engine.pool import Phases, Pool, Scratch, Turn, Unit
+from reshard.engine.flows import Fit, Flow, Inlet, all_boxes, fit
+from reshard.engine.journal import DONE, Mark
+from reshard.engine.machine import Machine
+from reshard.engine.pool import Scratch, Unit
 from reshard.engine.streams import Stream
 from reshard.program import Copy, row_major
+
+Boxes = Iterator[tuple[Box, Mark]]
+"""Boxes that are to be run, and where the chain is gone on with after each."""
 
 
 class Piece(NamedTuple):
@@ -47,60 +50,40 @@ class Piece(NamedTuple):
     buffer: memoryview
 
 
-class Machine:
-    """What all units of a run share."""
-
-    def __init__(
-        self, pool: Pool, inputs: Files, outputs: Files, limits: Limits, progress: Callable[[int], None] | None
-    ) -> None:
-        self.pool = pool
-        self.inputs = inputs
-        self.outputs = outputs
-        self.limits = limits
-        self.progress = progress
-        self.phases = Phases(pool)
-        self.read: dict[tuple[int, int, int], Stream] = {}
-        self.written: dict[tuple[int, int], Stream] = {}
-        self.read_hashes: dict[tuple[int, int, int], tuple[str, ...]] = {}
-        self.written_hashes: dict[tuple[int, int], tuple[str, ...]] = {}
-        self._held: Bytes = np.empty(0, np.uint8)
-
-    def hold(self, nbytes: int) -> Bytes:
-        """Return the one large buffer. Called where units are made; its users keep apart by phases."""
-        if len(self._held) < nbytes:
-            self._held = np.empty(nbytes, np.uint8)
-        return self._held[:nbytes]
-
-    def finish(self, nbytes: int) -> None:
-        """Report progress."""
-        if self.progress and nbytes:
-            self.progress(nbytes)
-
-
-def chain_units(machine: Machine, flows: Sequence[Flow]) -> Iterator[Unit]:
-    """Yield the units of flows that share inputs."""
-    turn, positions = Turn(machine.pool), count()
-    for flow in flows:
+def chain_units(machine: Machine, chain: Chain, flows: Sequence[Flow]) -> Iterator[Unit]:
+    """Yield the units of flows that share inputs, from where the chain starts."""
+    last = max((at for at, flow in enumerate(flows) if all(flow.shape)), default=-1)
+    for at, flow in enumerate(flows):
+        if at < chain.start.flow:
+            machine.finish(prod(flow.shape) * flow.item_nbytes)
+            continue
         form = fit(flow, machine.limits)
+        ends = [Mark(at, box + 1) for box in range(box_count(flow.shape, form.grain))]
+        if at == last:
+            ends[-1] = DONE
+        todo = islice(zip(all_boxes(flow, form.grain), ends, strict=True), _skip(machine, chain, at, flow, form), None)
         if form.nbytes <= machine.limits.unit:
-            yield from _Bands(machine, flow, form.grain, turn, positions).units()
+            yield from _Bands(machine, flow, form.grain, chain).units(todo)
         else:
-            yield from _Held(machine, flow, form.grain, turn, positions, dense=form.dense).units()
+            yield from _Held(machine, flow, chain, dense=form.dense).units(todo)
+
+
+def _skip(machine: Machine, chain: Chain, at: int, flow: Flow, form: Fit) -> int:
+    """Return how many boxes of a flow were finished by an earlier run, and report them."""
+    count = chain.start.box if at == chain.start.flow else 0
+    finished = sum(box_numel(box) for box in islice(all_boxes(flow, form.grain), count))
+    machine.finish(finished * flow.item_nbytes)
+    return count
 
 
 class _Cutting:
     """Cuts boxes of a flow into its parts, hashes and writes them."""
 
-    def __init__(self, machine: Machine, flow: Flow, grain: Grain, turn: Turn) -> None:
+    def __init__(self, machine: Machine, flow: Flow, grain: Grain, chain: Chain) -> None:
         self.machine = machine
         self.flow = flow
-        self.turn = turn
-        item = flow.item_nbytes
-        self.streams = []
-        for outlet in flow.outlets:
-            stream = Stream(machine.outputs, outlet.file, outlet.offset, prod(outlet.shape) * item)
-            machine.written[outlet.move, outlet.scatter] = stream
-            self.streams.append(stream)
+        self.chain = chain
+        self.streams = [machine.written[outlet.move, outlet.scatter] for outlet in flow.outlets]
         self.cutters = [Cutter(outlet.links, flow.shape, outlet.shape, grain) for outlet in flow.outlets]
         self.index = Index(self.cutters)
 
@@ -136,17 +119,20 @@ class _Cutting:
 
     def send(self, position: int, read: Sequence[Piece], pieces: Sequence[Piece]) -> None:
         """Hash what was read and what is written, in this unit's turn, and write."""
-        early = not self.turn.is_due(position)
+        turn = self.chain.turn
+        early = not turn.is_due(position)
         if early:
             self._write(pieces)
-            self.turn.wait(position)
+            turn.wait(position)
         for piece in read:
             _hash_read(piece)
         for piece in pieces:
             piece.stream.update(piece.at, piece.buffer)
-        self.turn.pass_on()
+        self.chain.hashed(position, sum(len(piece.buffer) for piece in pieces))
+        turn.pass_on()
         if not early:
             self._write(pieces)
+        self.chain.wrote(position)
 
     def _write(self, pieces: Sequence[Piece]) -> None:
         for stream, at, buffer in pieces:
@@ -177,33 +163,24 @@ def _dense_rows(copy: Copy) -> Iterator[tuple[Copy, int]]:
         yield from _dense_rows(Copy(copy.src + i * outer.src_step, copy.dst + i * outer.dst_step, inner))
 
 
-def _input_stream(machine: Machine, inlet: Inlet) -> Stream:
-    source = inlet.source
-    place = place_of(source)
-    if place not in machine.read:
-        machine.read[place] = Stream(machine.inputs, source.file, source.offset, source.nbytes)
-    return machine.read[place]
-
-
 class _Bands:
     """A flow whose boxes are units of their own."""
 
-    def __init__(self, machine: Machine, flow: Flow, grain: Grain, turn: Turn, positions: Iterator[int]) -> None:
+    def __init__(self, machine: Machine, flow: Flow, grain: Grain, chain: Chain) -> None:
         self.machine = machine
         self.flow = flow
-        self.grain = grain
-        self.cutting = _Cutting(machine, flow, grain, turn)
-        self.positions = positions
-        self.streams = [_input_stream(machine, inlet) for inlet in flow.inlets]
+        self.chain = chain
+        self.cutting = _Cutting(machine, flow, grain, chain)
+        self.streams = [machine.input_stream(inlet.source) for inlet in flow.inlets]
         self.cutters = [
             Cutter(invert_links(inlet.links), flow.shape, inlet.source.shape, grain) for inlet in flow.inlets
         ]
         self.index = Index(self.cutters)
 
-    def units(self) -> Iterator[Unit]:
+    def units(self, todo: Boxes) -> Iterator[Unit]:
         """Yield a unit for each box."""
-        for box in all_boxes(self.flow, self.grain):
-            yield partial(self._run, box, next(self.positions))
+        for box, end in todo:
+            yield partial(self._run, box, self.chain.add(end))
 
     def _run(self, box: Box, position: int, scratch: Scratch) -> None:
         read, block = self._fill(box, scratch)
@@ -270,33 +247,35 @@ def _back(copy: Copy) -> Copy:
 class _Held:
     """A flow whose boxes are held by all workers together."""
 
-    def __init__(
-        self, machine: Machine, flow: Flow, grain: Grain, turn: Turn, positions: Iterator[int], *, dense: bool
-    ) -> None:
+    def __init__(self, machine: Machine, flow: Flow, chain: Chain, *, dense: bool) -> None:
         self.machine = machine
         self.flow = flow
-        self.grain = grain
-        self.positions = positions
+        self.chain = chain
         self.band = natural_grain(flow.shape, flow.item_nbytes, machine.limits.band)
-        self.cutting = _Cutting(machine, flow, self.band, turn)
-        self.streams = [_input_stream(machine, inlet) for inlet in flow.inlets]
+        self.cutting = _Cutting(machine, flow, self.band, chain)
+        self.streams = [machine.input_stream(inlet.source) for inlet in flow.inlets]
         if not dense:
             # An input is read by the columns that a box takes, so it never passes in order.
             for stream in self.streams:
                 stream.late = True
 
-    def units(self) -> Iterator[Unit]:
+    def units(self, todo: Boxes) -> Iterator[Unit]:
         """Yield units that fill a box, then units that cut it, box by box."""
         item, phases = self.flow.item_nbytes, self.machine.phases
-        for box in all_boxes(self.flow, self.grain):
+        for box, end in todo:
             block = self.machine.hold(box_numel(box) * item)
             yield from self._phase(phases.begin(), self._fills(box, block))
-            yield from self._phase(phases.begin(), self._cuts(box, block))
+            yield from self._phase(phases.begin(), self._cuts(box, block), end)
 
-    def _phase(self, phase: int, units: Iterator[Callable[[int, Scratch], None]]) -> Iterator[Unit]:
-        for unit in units:
+    def _phase(
+        self, phase: int, units: Iterator[Callable[[int, Scratch], None]], end: Mark | None = None
+    ) -> Iterator[Unit]:
+        unit = next(units, None)
+        while unit is not None:
+            following = next(units, None)
             self.machine.phases.add(phase)
-            yield partial(self._in_phase, phase, unit, next(self.positions))
+            yield partial(self._in_phase, phase, unit, self.chain.add(end if following is None else None))
+            unit = following
 
     def _in_phase(self, phase: int, unit: Callable[[int, Scratch], None], position: int, scratch: Scratch) -> None:
         self.machine.phases.enter(phase)

@@ -51,6 +51,21 @@ class Stream:
         """Whether all of it was hashed."""
         return not self.late and self.passed == self.nbytes
 
+    def begun(self) -> str:
+        """Return the hash of what has passed of the next tile; empty if nothing has."""
+        return self._tile.hexdigest() if self._tile else ""
+
+    def take_up(self, block: memoryview) -> str:
+        """Hash what has passed of the next tile, from the file, and return its hash; more of it may follow.
+
+        Args:
+            block: Memory to read into.
+        """
+        self._tile = xxhash.xxh3_128()
+        at = self.offset + len(self.hashes) * tiles.TILE_NBYTES
+        self.files.hash_into(self._tile, self.file, at, self.offset + self.passed - at, block)
+        return self._tile.hexdigest()
+
     def begin_again(self) -> int:
         """Forget what was hashed; return how many tiles there are to be hashed from the file."""
         self._tile = None
@@ -62,8 +77,5 @@ class Stream:
         begin = tile * tiles.TILE_NBYTES
         end = min(begin + tiles.TILE_NBYTES, self.nbytes)
         hasher = xxhash.xxh3_128()
-        for at in range(begin, end, len(block)):
-            piece = block[: end - at]
-            self.files.read_into(self.file, self.offset + at, piece)
-            hasher.update(piece)
+        self.files.hash_into(hasher, self.file, self.offset + begin, end - begin, block)
         self.hashes[tile] = hasher.hexdigest()

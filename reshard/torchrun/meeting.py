@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from manifests.errors import CheckpointError, OutputError, ReshardError
-from reshard.publish import take_away
+from reshard.publishing.staging import take_away
 from reshard.torchrun.processes import Processes, first_line
 
 START_LIMIT_S = 300.0
@@ -229,12 +229,6 @@ class Meeting:
 
     def _path(self, rank: int, kind: str) -> Path:
         return self.folder / f"{PREFIX}{rank}.{kind}"
-
-
-def clear(folder: Path) -> None:
-    """Remove all messages, so that the folder holds nothing but the split."""
-    for path in folder.glob(f"{PREFIX}*"):
-        path.unlink(missing_ok=True)
 
 
 def _describe(rank: int, error: BaseException) -> Failure:

@@ -19,10 +19,12 @@ from manifests.errors import CheckpointError, ManifestError, OutputError, Reshar
 from manifests.manifest import read_manifest
 from reshard.engine import Hashes
 from reshard.planning import SplitPlan, plan_split
-from reshard.publish import check_apart, check_destination, made, publish, staging_path, take_away, writing
+from reshard.publishing.destination import check_apart, check_destination
+from reshard.publishing.renaming import publish
+from reshard.publishing.staging import Staging, clear_left, held_nbytes, made, mend, staging_path, take_away, writing
 from reshard.sources.folder import LocalFolder
 from reshard.splitting import TotalProgress, write_files, write_manifest
-from reshard.torchrun.meeting import Meeting, clear
+from reshard.torchrun.meeting import Meeting
 from reshard.torchrun.processes import Processes
 from reshard.torchrun.sharing import deal, restrict
 
@@ -71,7 +73,9 @@ def carry_out(
     folder = planned.checkpoint.folder
     if isinstance(folder, LocalFolder):
         check_apart(out, folder.path)
-    check_destination(out, planned.nbytes_written, force=force)
+    if not processes.follows:
+        mend(out)
+    check_destination(out, planned.nbytes_written - held_nbytes(out), force=force)
     out = out.absolute()
     meeting = Meeting(staging_path(out, processes.token), processes)
     stopped = threading.Event()
@@ -92,16 +96,15 @@ def carry_out(
                 _check_published(out, planned.key)
             return
         take_away(meeting.folder)  # left by a run of the same name that was killed
-        with made(meeting.folder, out), meeting.reporting(ignore_signals), writing(out):
+        clear_left(out)
+        with made(meeting.folder, out) as staging, meeting.reporting(ignore_signals), writing(out):
             meeting.gather(planned.key)
             planned = _write_share(planned, meeting, processes, progress=show, **how)
             results = meeting.results(Result)
             hashes = join(planned, results)
-            _check_files(planned, meeting.folder)
-            write_manifest(planned, hashes, meeting.folder)
-            clear(meeting.folder)
-            publish(meeting.folder, out, force=force)
-            clear(out)  # of one who was interrupted meanwhile
+            _check_files(planned, staging.content)
+            write_manifest(planned, hashes, staging.content)
+            publish(staging.content, out, force=force)
 
 
 def _write_share(
@@ -116,7 +119,7 @@ def _write_share(
         planned = plan_split(folder.download(planned.checkpoint.needed), planned.world_size, planned.options)
     files = deal([file.nbytes for file in planned.files], processes.size)[processes.rank]
     program = restrict(planned.program, files)
-    hashes = write_files(planned, program, meeting.folder, **how)
+    hashes = write_files(planned, program, Staging(meeting.folder).content, **how)
     written: dict[str, dict[str, tuple[str, ...]]] = {name: {} for name in program.output_files}
     for move, parts in zip(program.moves, hashes.written, strict=True):
         for scatter, tiles in zip(move.scatters, parts, strict=True):

@@ -1,0 +1,240 @@
+"""Staging: the hidden folders in which outputs are made, and what becomes of those that dead owners left."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from manifests.errors import CheckpointError, OutputError
+from reshard.engine.journal import read_key, written_nbytes
+from reshard.publishing.files import make_folders, sync_folder
+from reshard.publishing.owner import beating, claim, is_alive, release, write_owner
+from reshard.publishing.renaming import ASIDE_NAME, publish
+
+Keep = Callable[["Staging", BaseException], str]
+"""Returns how to go on after a failure, for the message; empty if what was made is of no use."""
+
+
+class Staging(NamedTuple):
+    """A hidden folder."""
+
+    folder: Path
+
+    @property
+    def content(self) -> Path:
+        """Where the files of the output are made."""
+        return self.folder / "content"
+
+    @property
+    def journal(self) -> Path:
+        """Where it is noted what is finished of them."""
+        return self.folder / "journal"
+
+    @property
+    def aside(self) -> Path:
+        """Where an older output is for an instant, if the file system cannot exchange two folders."""
+        return self.folder / ASIDE_NAME
+
+
+def _give_up(_staging: Staging, _error: BaseException) -> str:
+    return ""
+
+
+def kept(staging: Staging, error: BaseException, total: int) -> str:
+    """Keep what was made where a rerun can go on with it: after an interruption, or a fault of a disk.
+
+    Args:
+        staging: Where it was made, with a journal.
+        error: What ended the run.
+        total: Bytes of the whole output.
+
+    Returns:
+        How to go on, for the message; empty if it is of no use.
+    """
+    nbytes = written_nbytes(staging.journal) if staging.content.is_dir() else 0
+    if not nbytes or not isinstance(error, KeyboardInterrupt | OutputError | CheckpointError):
+        return ""
+    return f"{nbytes} of {total} bytes are kept: the same command goes on from there (--no-resume starts over)"
+
+
+@contextmanager
+def staged(
+    destination: Path, *, force: bool, key: str = "", resume: bool = True, keep: Keep = _give_up
+) -> Iterator[Staging]:
+    """Give a hidden folder beside the destination, and publish its content at the end.
+
+    Args:
+        destination: The folder to be made.
+        force: Whether an older folder of that name is replaced.
+        key: What decides the bytes of the output; of an equal key, what a dead owner left is given.
+        resume: Whether it is.
+        keep: Called if the body raises; what was made is removed unless it says how to go on with it.
+
+    Raises:
+        OutputError: The folder cannot be made, synced or renamed.
+    """
+    destination = destination.absolute()
+    with writing(destination):
+        staging = _take_up(destination, key if resume else "") or _make(destination)
+    try:
+        with writing(destination), beating(staging.folder):
+            yield staging
+            publish(staging.content, destination, force=force)
+    except BaseException as error:
+        how = keep(staging, error)
+        if how:
+            error.args = (f"{str(error) or 'interrupted'}; {how}",)
+            release(staging.folder)
+        else:
+            shutil.rmtree(staging.folder, ignore_errors=True)
+        raise
+    shutil.rmtree(staging.folder, ignore_errors=True)
+
+
+def staging_path(destination: Path, token: str) -> Path:
+    """Return the hidden folder in which a destination is made; the token tells runs apart."""
+    destination = destination.absolute()
+    return destination.with_name(f"{_prefix(destination)}{token}")
+
+
+def _prefix(destination: Path) -> str:
+    return f".{destination.name}.partial-"
+
+
+def _fresh(destination: Path) -> Path:
+    return staging_path(destination, secrets.token_hex(6))
+
+
+@contextmanager
+def made(folder: Path, destination: Path) -> Iterator[Staging]:
+    """Make a hidden folder of a given name, whose content the body publishes; remove what is left of it at the end.
+
+    Raises:
+        OutputError: The folder cannot be made, or what the body does in it fails.
+    """
+    staging = _make(destination, folder)
+    try:
+        with writing(destination), beating(folder):
+            yield staging
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make(destination: Path, folder: Path | None = None) -> Staging:
+    """Make a hidden folder, of this process."""
+    folder = folder or _fresh(destination)
+    try:
+        make_folders(folder.parent)
+        while True:
+            folder.mkdir()
+            # One that is still empty may be taken for left and removed.
+            with suppress(FileNotFoundError):
+                write_owner(folder)
+                break
+        staging = Staging(folder)
+        staging.content.mkdir()
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise OutputError(f"{folder}: cannot be made: {error.strerror}") from error
+    return staging
+
+
+def left(destination: Path) -> list[Staging]:
+    """Return the hidden folders of a destination whose owners are dead."""
+    destination = destination.absolute()
+    try:
+        names = sorted(path.name for path in destination.parent.iterdir())
+    except OSError:
+        return []
+    folders = [destination.with_name(name) for name in names if name.startswith(_prefix(destination))]
+    return [Staging(folder) for folder in folders if not is_alive(folder) or _is_bare(folder)]
+
+
+def _is_bare(folder: Path) -> bool:
+    """Tell whether a folder has not even an owner; whoever is about to be it makes the folder again."""
+    return not next(folder.iterdir(), None) if folder.is_dir() else False
+
+
+def held_nbytes(destination: Path) -> int:
+    """Return the bytes on the disk that dead owners' folders take, which are gone on with or removed."""
+    return sum(_disk_nbytes(staging.folder) for staging in left(destination))
+
+
+def _disk_nbytes(folder: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+
+
+def mend(destination: Path) -> None:
+    """Give an older output its name back, which a run that replaced it in two steps and died had taken from it.
+
+    Raises:
+        OutputError: It cannot be renamed.
+    """
+    destination = destination.absolute()
+    with writing(destination):
+        for staging in left(destination):
+            if staging.aside.is_dir() and not os.path.lexists(destination):
+                taken = _claimed(staging, destination)
+                if taken is not None:
+                    taken.aside.rename(destination)
+                    sync_folder(destination.parent)
+                    release(taken.folder)
+
+
+def _take_up(destination: Path, key: str) -> Staging | None:
+    """Claim what dead owners left: return what has the key, and remove the rest."""
+    found: Staging | None = None
+    for staging in left(destination):
+        if _is_bare(staging.folder):
+            with suppress(OSError):
+                staging.folder.rmdir()
+            continue
+        fits = bool(key) and found is None and staging.content.is_dir() and read_key(staging.journal) == key
+        taken = None
+        with suppress(OSError):  # of another user, who may go on with it
+            taken = _claimed(staging, destination)
+        if taken is None:
+            continue
+        if fits:
+            found = taken
+        else:
+            shutil.rmtree(taken.folder, ignore_errors=True)
+    return found
+
+
+def clear_left(destination: Path) -> None:
+    """Remove what dead owners left."""
+    _take_up(destination.absolute(), "")
+
+
+def _claimed(staging: Staging, destination: Path) -> Staging | None:
+    mine = _fresh(destination)
+    return Staging(mine) if claim(staging.folder, mine.name) else None
+
+
+@contextmanager
+def writing(destination: Path) -> Iterator[None]:
+    """Turn what the operating system refuses into an error that names the destination.
+
+    Raises:
+        OutputError: The body raised an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise OutputError(f"{destination}: cannot be written: {error.strerror}{where}") from error
+
+
+def take_away(staging: Path) -> None:
+    """Remove a hidden folder that another process may be about to publish: it is renamed first, so one of both fails.
+
+    Whoever publishes it afterwards finds nothing to rename; if it was published already, nothing is removed.
+    """
+    removed = staging.with_name(f"{staging.name}-{secrets.token_hex(6)}")
+    with suppress(OSError):
+        staging.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
