@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
@@ -52,7 +52,7 @@ def builders(
     command = [sys.executable, "-m", "tests.cache_worker", str(model), str(cache), locks, json.dumps(chosen)]
     variables = {name: str(value) for name, value in environment.items()}
     with subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True
+        command, cwd=ROOT, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as worker:
         lines: Queue[Line] = Queue()
 
@@ -82,7 +82,8 @@ def builders(
         try:
             yield until
         finally:
-            worker.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
 
 
 def check_cache(model: Path, cache: Path) -> Path:
@@ -156,11 +157,13 @@ def entry_key(model: Path) -> str:
     return plan(model, tp=2, plan=PLAN).key[:16]
 
 
-@pytest.mark.parametrize("locks", LOCKS)
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["one host", "a host each"])
+@pytest.mark.parametrize(
+    ("locks", "elsewhere"), [("working", False), ("lying", False), ("failing", False), ("failing", True)]
+)
 def test_the_others_go_on_where_a_builder_was_killed(model: Path, tmp_path: Path, locks: str, elsewhere: bool) -> None:
-    cache, limits = tmp_path / "cache", {"BEAT_S": 0.2, "SILENT_S": 1.0}
-    with builders(model, cache, [{"host": "first", "slow_s": 60} if elsewhere else {"slow_s": 60}], locks) as first:
+    cache, limits = tmp_path / "cache", {"BEAT_S": 0.2, "SILENT_S": 3.0}
+    victims = [{"host": "first", "slow_s": 60} if elsewhere else {"slow_s": 60}]
+    with builders(model, cache, victims, locks, **limits) as first:
         victim = first("done")["pid"]
         with builders(model, cache, hosts(BUILDERS, elsewhere=elsewhere), locks, **limits) as until:
             assert f"process {victim} on" in until("notice")["notice"]
@@ -173,7 +176,7 @@ def test_the_others_go_on_where_a_builder_was_killed(model: Path, tmp_path: Path
 
 @pytest.mark.parametrize("meanwhile", ["finished", "unfinished"])
 def test_a_slow_builder_that_is_taken_for_dead_does_no_harm(model: Path, tmp_path: Path, meanwhile: str) -> None:
-    cache, limits = tmp_path / "cache", {"BEAT_S": 0.2, "SILENT_S": 1.0}
+    cache, limits = tmp_path / "cache", {"BEAT_S": 0.2, "SILENT_S": 3.0}
     with builders(model, cache, [{"host": "slow", "slow_s": 0.2}], **limits) as first:
         slow = first("done")["pid"]
         os.kill(slow, signal.SIGSTOP)
@@ -185,7 +188,8 @@ def test_a_slow_builder_that_is_taken_for_dead_does_no_harm(model: Path, tmp_pat
                     os.kill(slow, signal.SIGCONT)
                 got = results(until, BUILDERS)
         finally:
-            os.kill(slow, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(slow, signal.SIGCONT)
         got += results(first, 1)
     assert {line["path"] for line in got} == {str(check_cache(model, cache))}
     assert sum(not line["found"] for line in got) == 1

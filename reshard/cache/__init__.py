@@ -9,7 +9,7 @@
 A split is found by its key, whatever stands before it. It is there if its manifest decodes, has the whole key, and
 every file has the size in it: neither the folder's being there nor a lock says so. Finding one needs no right to write.
 
-Whoever finds none makes a folder, the turn, and then the split; `mkdir` succeeds for one of all that try. The others
+Whoever finds none takes the turn, a folder of a given name, of all that try one, and makes the split. The others
 wait until the split is there, or the one whose turn it is has died: the turn has an owner, as folders of publishing
 have, with a process and a heartbeat, and is claimed by renaming it. No lock of the file system is taken, so one that
 lies, or fails, changes nothing. Nor does a wrong belief about who lives: two that make the same split make the same

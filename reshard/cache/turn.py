@@ -1,9 +1,12 @@
 """The turn: of all that want to make one split of a cache, one does, and the others wait.
 
-It is a folder, since `mkdir` succeeds for one process alone on every file system, those included on which locks do not
-work; who has made it is told by its owner file. A dead owner's is claimed, as folders of publishing are.
+It is a folder with an owner file, as publishing has them. It gets its name by being renamed, which fails for a name
+that a folder with something in it has; so one process alone succeeds, on every file system, those included on which
+locks do not work. A dead owner's is claimed.
 """
 
+import errno
+import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -52,46 +55,56 @@ def turn(cache: Path, key: str) -> Iterator[None]:
         yield
         return
     try:
+        for remains in cache.glob(f"{folder.name}-*"):
+            # Of those that were killed; whoever is about to have the turn in vain makes a new one.
+            shutil.rmtree(remains, ignore_errors=True)
         with beating(folder):
             yield
     finally:
         # One that was taken for dead has lost it to another, who has it now.
         if read_owner(folder) == this_process():
-            shutil.rmtree(folder, ignore_errors=True)
+            _take_away(folder)
 
 
 def _take(folder: Path) -> bool:
     """Make the folder this process's; tell whether that was possible where its owner is dead."""
     while True:
+        if os.path.lexists(folder) and not _clear(folder):
+            return False
+        mine = _beside(folder)
+        mine.mkdir()
         try:
-            folder.mkdir()
-        except FileExistsError:
-            if not _clear(folder):
-                return False
-            continue
-        try:
-            write_owner(folder)
-        except FileNotFoundError:
-            continue  # while it was empty somebody else took it away
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return True
+            write_owner(mine, folder.name)
+            mine.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                raise
+        else:
+            return True
+        finally:
+            shutil.rmtree(mine, ignore_errors=True)
 
 
 def _clear(folder: Path) -> bool:
     """Take away the folder of one who is dead; tell whether that was possible, or it is gone."""
-    with suppress(OSError):
-        # Without an owner it is empty, and whoever is about to be it makes it again.
-        folder.rmdir()
-        return True
     if is_alive(folder):
         raise Taken(read_owner(folder))
-    remains = f"{folder.name}-{secrets.token_hex(6)}"
+    remains = _beside(folder)
     try:
-        if claim(folder, remains):
-            shutil.rmtree(folder.with_name(remains), ignore_errors=True)
+        if claim(folder, remains.name):
+            shutil.rmtree(remains, ignore_errors=True)
     except OSError:
         # Another user's, with no right to write: without the turn the work may be done twice, and right all the same.
         return False
     return True
+
+
+def _take_away(folder: Path) -> None:
+    remains = _beside(folder)
+    with suppress(OSError):
+        folder.rename(remains)
+        shutil.rmtree(remains, ignore_errors=True)
+
+
+def _beside(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}-{secrets.token_hex(6)}")

@@ -28,18 +28,17 @@ SILENT_S = 60.0
 PREFIX = ".owner-"
 
 
-def write_owner(folder: Path) -> None:
+def write_owner(folder: Path, new_name: str = "") -> None:
     """Make this process the owner of a folder.
+
+    Args:
+        folder: The folder.
+        new_name: What it is about to be called, if it is about to be renamed.
 
     Raises:
         OSError: The folder is gone, or cannot be written.
     """
-    _write(folder, folder.name)
-
-
-def _write(folder: Path, name: str) -> None:
-    """Write this process's owner file for a folder that has, or is about to have, a name."""
-    path = _path(folder, name)
+    path = _path(folder, new_name or folder.name)
     beside = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
     try:
         beside.write_bytes(msgspec.json.encode(this_process()))
@@ -120,7 +119,7 @@ def claim(folder: Path, new_name: str) -> bool:
     try:
         if is_alive(folder):
             return False
-        _write(folder, new_name)
+        write_owner(folder, new_name)
         folder.rename(folder.with_name(new_name))
     except (FileNotFoundError, NotADirectoryError):
         return False
