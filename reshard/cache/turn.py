@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from manifests.errors import OutputError
+from manifests.errors import OutputError, ReshardError
 from manifests.process import Process, this_process
 from reshard.cache.entries import KEY_DIGITS
 from reshard.publishing.owner import beating, claim, is_alive, read_owner, write_owner
@@ -42,7 +42,7 @@ def turn(cache: Path, key: str) -> Iterator[None]:
         key: Of the split.
 
     Raises:
-        Taken: Somebody else has it, and lives.
+        Taken: Somebody else has it, and lives; or has got it while the body ran, which failed.
         OutputError: The cache cannot be written.
     """
     folder = cache / f".{key[:KEY_DIGITS]}{SUFFIX}"
@@ -60,10 +60,18 @@ def turn(cache: Path, key: str) -> Iterator[None]:
             shutil.rmtree(remains, ignore_errors=True)
         with beating(folder):
             yield
+    except ReshardError as error:
+        # What fails for one that was taken for dead, another is about to do.
+        if _is_lost(folder):
+            raise Taken(read_owner(folder)) from error
+        raise
     finally:
-        # One that was taken for dead has lost it to another, who has it now.
-        if read_owner(folder) == this_process():
+        if not _is_lost(folder):
             _take_away(folder)
+
+
+def _is_lost(folder: Path) -> bool:
+    return read_owner(folder) != this_process()
 
 
 def _take(folder: Path) -> bool:
