@@ -1,9 +1,9 @@
 """How the ranks agree that all of them can go on: through a store, before any collective.
 
 Every rank says that it is there, then that it is ready; the last one says that all are. The first that cannot go on
-says why, and all end with its reason. Meanwhile a thread of every rank looks after the others: a process of this machine
-that has ended is known at once, one of another machine by the signs that it stops to give. A rank that lives is waited
-for, however slow its file system is, until this one has been ready for `WAIT_S` seconds.
+says why, and all end with its reason. Meanwhile a thread of every rank looks after the others: of a process of this
+machine it is known at once that it has ended, of one of another machine by the signs that it stops to give. A rank that
+lives is waited for, however slow its file system is, until this one has been ready for `WAIT_S` seconds.
 """
 
 import json
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from loader.group import Place, start_group
 from loader.processes import Process, has_ended, this_process
@@ -28,7 +29,7 @@ SILENCE_S = 30.0
 """Seconds without a sign after which a rank of another machine is given up. A thread gives the signs, so nothing but a
 call that keeps Python from running for so long looks like an end."""
 
-LINGER_S = 8.0
+LINGER_S = 6.0
 """Seconds that the process which holds the store waits, after a refusal, for those that have not read it."""
 
 _SIGN_S = 0.5
@@ -119,7 +120,7 @@ class Agreement:
     def group(self, device: torch.device) -> dist.ProcessGroup | None:
         """Return the group to compute in, started now if there is none; None in a process of its own."""
         if self._place.group is None and self._store is not None:
-            return start_group(self._place, dist.PrefixStore("group", self._store), device)
+            return start_group(self._place, PrefixStore("group", self._store), device)
         return self._place.group
 
     def refuse(self, error: BaseException) -> None:
@@ -142,13 +143,14 @@ class Agreement:
             holder = Process(*json.loads(store.compare_set(f"reshard/process/{place.rank}", "", me)))
             mine = holder == self._me
             number = store.add(f"reshard/loads/{place.rank}", int(mine))
-            self._store = dist.PrefixStore(f"reshard/load/{max(number, 1)}", store)
+            self._store = PrefixStore(f"reshard/load/{max(number, 1)}", store)
             if mine:
                 self._store.set(f"here/{place.rank}", me)
                 self._store.add("here", 1)
                 return
         raise LoadError(
-            f"{self._me} and {holder} both have rank {place.rank} of {place.size}; every process needs a RANK of its own"
+            f"{self._me} and {holder} both have rank {place.rank} of {place.size}; "
+            "every process needs a RANK of its own"
         )
 
     def _look_after(self) -> None:

@@ -1,6 +1,8 @@
 """The group of ranks: this process's place in it, the store through which they meet, and starting it."""
 
 import os
+import socket
+import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import NamedTuple
@@ -117,8 +119,11 @@ def _environment_store(rank: int, wait_s: float) -> Store:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     opens = rank == 0 and not _is_agents_store()
     try:
-        store = _connect(address, port, wait_s, opens=opens)
-    except RuntimeError as error:
+        store = _open(address, port) if opens else None
+        if store is None:
+            _wait_for(address, port, wait_s)
+            store = _connect(address, port, opens=False)
+    except (OSError, RuntimeError) as error:
         first = str(error).partition("\n")[0]
         whose = "by this process" if opens else "by torchrun" if _is_agents_store() else "by rank 0"
         raise LoadError(
@@ -128,16 +133,34 @@ def _environment_store(rank: int, wait_s: float) -> Store:
     return PrefixStore(f"reshard/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _connect(address: str, port: int, wait_s: float, *, opens: bool) -> Store:
+def _open(address: str, port: int) -> Store | None:
+    """Return a new store; None if the port is taken: if that is by rank 0 as well, the agreement finds it."""
     try:
-        return TCPStore(
-            address, port, None, opens, timedelta(seconds=wait_s), wait_for_workers=False, multi_tenant=True
-        )
+        return _connect(address, port, opens=True)
     except RuntimeError as error:
-        if not opens or "EADDRINUSE" not in str(error):
-            raise
-    # Another process holds it; if that is rank 0 as well, the agreement finds it.
-    return _connect(address, port, min(wait_s, 5.0), opens=False)
+        if "EADDRINUSE" in str(error):
+            return None
+        raise
+
+
+def _connect(address: str, port: int, *, opens: bool) -> Store:
+    limit = timedelta(seconds=CONNECT_S)
+    return TCPStore(address, port, None, opens, limit, wait_for_workers=False, multi_tenant=True)
+
+
+def _wait_for(address: str, port: int, wait_s: float) -> None:
+    """Wait until somebody listens; torch would print a stack for each attempt, and take twice the time."""
+    end, pause = time.monotonic() + wait_s, 0.01
+    while True:
+        try:
+            with socket.create_connection((address, port), timeout=max(end - time.monotonic(), 0.1)) as found:
+                if found.getsockname() != found.getpeername():
+                    return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.5)
 
 
 def start_group(place: Place, store: Store, device: torch.device) -> dist.ProcessGroup | None:

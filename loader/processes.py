@@ -47,7 +47,7 @@ def has_ended(process: Process, here: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Return when a process was started; empty if there is none, or if it has ended and its parent does not know yet."""
+    """Return when a process was started; empty if there is none, or it has ended and its parent has not asked."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
     except OSError:

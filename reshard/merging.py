@@ -175,14 +175,18 @@ def _check_hashes(manifest: Manifest, program: Program, hashes: Hashes, converte
     findings: list[str] = []
     for source, tiles in hashes.read.items():
         file: SplitFile = manifest.files[source.file]
-        for damage in differing_tiles(file.tensors[source.name].tiles, tiles, source.nbytes):
-            findings.append(f"{file.name}: {source.name}: {damage} are not those that were written")
+        findings += (
+            f"{file.name}: {source.name}: {damage} are not those that were written"
+            for damage in differing_tiles(file.tensors[source.name].tiles, tiles, source.nbytes)
+        )
     expected = {name: tensor.tiles for file in manifest.source.files for name, tensor in file.tensors.items()}
     for move, written in zip(program.moves, hashes.written, strict=True):
         if move.name in converted:
             continue
-        for damage in differing_tiles(expected[move.name], written[0], move.nbytes):
-            findings.append(f"{move.name}: {damage} are not those that the split read")
+        findings += (
+            f"{move.name}: {damage} are not those that the split read"
+            for damage in differing_tiles(expected[move.name], written[0], move.nbytes)
+        )
     if findings:
         raise damaged("merge", findings)
 

@@ -205,8 +205,8 @@ def test_a_tensor_of_several_tiles(tmp_path: Path) -> None:
     with pytest.raises(DamageError) as caught:
         verify(tmp_path / "out")
     assert caught.value.findings == (
-        f"rank-00001-of-00002.safetensors: a.weight: tile 1: bytes {TILE_NBYTES} to {TILE_NBYTES * 3 // 2} of the tensor "
-        "are not those that were written",
+        f"rank-00001-of-00002.safetensors: a.weight: tile 1: bytes {TILE_NBYTES} to {TILE_NBYTES * 3 // 2} of the "
+        "tensor are not those that were written",
     )
 
 
