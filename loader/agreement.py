@@ -178,7 +178,7 @@ class Agreement:
     def _look_for_ended(self) -> None:
         for rank, process in self._others.items():
             if self._has_ended(rank):
-                self._decide(_reason(rank, _ended_words(process)))
+                self._give_up(rank, _ended_words(process))
                 return
         # One rank each, the next one, so that all are looked after, however many they are.
         rank = (self._place.rank + 1) % self._place.size
@@ -189,7 +189,12 @@ class Agreement:
         if count != self._signs[0] or not self._signs[1]:
             self._signs = (count, now)
         elif now - self._signs[1] > SILENCE_S:
-            self._decide(_reason(rank, f"no sign of {other} for {now - self._signs[1]:.0f} s; it has ended, or stands"))
+            self._give_up(rank, f"no sign of {other} for {now - self._signs[1]:.0f} s; it has ended, or stands")
+
+    def _give_up(self, rank: int, words: str) -> None:
+        """Refuse in the name of a rank that cannot do so; nobody needs to wait until it has read that."""
+        self._store.set(f"seen/{rank}", "")
+        self._decide(_reason(rank, words))
 
     def _compare(self) -> bool:
         """Compare the facts with those of rank 0, once they are there; tell whether they were compared."""
