@@ -61,6 +61,7 @@ class Agreement:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._word = ""
         self.on_refusal: Callable[[LoadError], None] = lambda _: None
 
     def arrive(self, facts: Facts) -> None:
@@ -91,8 +92,25 @@ class Agreement:
         if self._verdict and self._verdict != _GO:
             raise LoadError(self._verdict)
 
-    def conclude(self) -> None:
+    def tell(self, word: str) -> None:
+        """Give the others a word, as the one rank that does, before it concludes."""
+        self._word = word
+        if self._store is not None:
+            with self._reached():
+                self._store.set("word", word)
+
+    def told(self) -> str:
+        """Return the word that a rank has given; all have it once they have concluded."""
+        if self._store is not None and not self._word:
+            with self._reached():
+                self._word = self._store.get("word").decode()
+        return self._word
+
+    def conclude(self, worker: int | None = None) -> None:
         """Tell the others that this rank is ready, and wait until all are.
+
+        Args:
+            worker: A rank that works for all: once it is there it is waited for, however long it takes.
 
         Raises:
             LoadError: Another rank cannot go on, or is not ready in time.
@@ -109,6 +127,8 @@ class Agreement:
                     if self._store.add("ready", 1) == place.size:
                         self._decide(_GO)
                         continue
+                if worker in self._others and not self._store.check([f"ready/{worker}"]):
+                    began = time.monotonic()
                 if time.monotonic() - began > self._wait_s:
                     self._refuse_late()
                     continue

@@ -60,7 +60,14 @@ class Place(NamedTuple):
         Raises:
             LoadError: They differ, or the process has no place among them.
         """
-        expected = manifest.world_size
+        self.check_size(manifest.world_size)
+
+    def check_size(self, expected: int) -> None:
+        """Compare a number of ranks with that of the processes.
+
+        Raises:
+            LoadError: They differ, or the process has no place among them.
+        """
         if 1 <= self.size != expected:
             raise LoadError(
                 f"the split is for {expected} ranks, {self.counted}; "

@@ -5,6 +5,7 @@ shard will bring. Which class of which library it is, the manifest says.
 """
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import xxhash
 from loader import diffusers_models, transformers_models
 from loader.agreement import WAIT_S, Agreement, Facts, versions
 from loader.attaching import Convert, attach
+from loader.cached import Wanted, locate
 from loader.dtypes import TORCH_DTYPES
 from loader.group import Place, find_place, kept
 from loader.guard import align_sampling, refuse_unsafe
@@ -54,6 +56,10 @@ def load_model(
     dtype: torch.dtype | str | None = None,
     read: Way = "auto",
     verify: Check = "auto",
+    tp: int | None = None,
+    cache: str | Path | None = None,
+    build: bool = False,
+    split: Mapping[str, Any] | None = None,
     wait_s: float = WAIT_S,
     **config: Any,  # noqa: ANN401 - the configuration's own
 ) -> Any:  # noqa: ANN401 - the class that the manifest names
@@ -63,7 +69,11 @@ def load_model(
     no weight is read before it is used.
 
     Args:
-        out: The folder of the split.
+        out: The folder of the split; or, if one of the next four is given, a checkpoint, of which a cache holds it.
+        tp: The split's number of ranks; that of the processes if not given.
+        cache: The folder of the cache, which all ranks see; that of ``RESHARD_CACHE`` if not given.
+        build: Whether the split is made if the cache does not hold it: once, whatever number of processes asks.
+        split: How the split differs from the usual one: fields of `reshard.options.Options`.
         device: Where to load; the CPU if not given.
         group: The ranks that compute together; the default group if not given.
         dtype: Converts the floating-point tensors to this dtype, which copies them; the stored dtypes if not given.
@@ -78,9 +88,14 @@ def load_model(
         LoadError: The split does not fit this process, its group, or the model's class; every rank raises, and before
             any collective.
     """
-    folder, device = Path(out), torch.device(device or "cpu")
+    device = torch.device(device or "cpu")
     wanted = _named_dtype(dtype) if isinstance(dtype, str) else dtype
     times, place = Times(), find_place(group)
+    if tp is not None or cache is not None or build or split is not None:
+        folder, _agreement = locate(Wanted(out, tp, cache, build, split or {}), place, wait_s)
+        times.end("cache")
+    else:
+        folder = Path(out)
     agreement = Agreement(place, wait_s)
     shard: Shard | None = None
     try:

@@ -48,6 +48,11 @@ def find(cache: Path, key: str) -> Path | None:
     return None
 
 
+def problems_of(cache: Path, key: str) -> list[str]:
+    """Return what is wrong with the splits of a cache that have a key in their names, and are not whole."""
+    return [problem for entry in named_by(cache, key) if (problem := problem_of(entry, key))]
+
+
 def provide(
     planned: SplitPlan,
     cache: Path,
