@@ -150,7 +150,14 @@ def left(destination: Path) -> list[Staging]:
     except OSError:
         return []
     folders = [destination.with_name(name) for name in names if name.startswith(_prefix(destination))]
-    return [Staging(folder) for folder in folders if folder.is_dir() and (not is_alive(folder) or _is_bare(folder))]
+    return [Staging(folder) for folder in folders if _is_left(folder)]
+
+
+def _is_left(folder: Path) -> bool:
+    try:
+        return folder.is_dir() and (not is_alive(folder) or _is_bare(folder))
+    except OSError:  # another user's, or just being removed
+        return False
 
 
 def _is_bare(folder: Path) -> bool:
@@ -175,7 +182,12 @@ def held_nbytes(destination: Path) -> int:
 
 
 def _disk_nbytes(folder: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+    nbytes = 0
+    with suppress(OSError):  # another process removes it
+        for path in folder.rglob("*"):
+            if path.is_file():
+                nbytes += path.stat().st_blocks * 512
+    return nbytes
 
 
 def mend(destination: Path) -> None:
