@@ -24,9 +24,11 @@ class Files:
         """Bytes written to every file on a disk of which the disk was not told."""
         self._on_disk = [flags != os.O_RDONLY and path.exists() and is_on_disk(path) for path in paths]
         self.descriptors: list[int] = []
+        self._opened_nbytes: list[int] = []
         for path in paths:
             try:
                 self.descriptors.append(os.open(path, flags | os.O_CLOEXEC))
+                self._opened_nbytes.append(os.fstat(self.descriptors[-1]).st_size)
             except OSError as error:
                 self.__exit__()
                 raise error_type(f"{path}: cannot be opened: {error.strerror}") from error
@@ -55,7 +57,7 @@ class Files:
             if got == 0:
                 raise self._error_type(
                     f"{self.paths[file]}: became shorter while it was read: ends at byte {self._nbytes(file)}, "
-                    f"{offset + len(buffer)} expected"
+                    f"{max(self._opened_nbytes[file], offset + len(buffer))} expected"
                 )
             done += got
 

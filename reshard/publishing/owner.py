@@ -53,6 +53,11 @@ def _path(folder: Path, name: str) -> Path:
     return folder / f"{PREFIX}{xxhash.xxh3_64_hexdigest(os.fsencode(name))}"
 
 
+def has_owner(folder: Path) -> bool:
+    """Tell whether a folder has, or had, an owner under its name."""
+    return _path(folder, folder.name).exists()
+
+
 def release(folder: Path) -> None:
     """Leave a folder to whoever wants to go on with it. Needs no room on the disk."""
     with suppress(OSError):

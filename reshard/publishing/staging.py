@@ -11,7 +11,7 @@ from typing import NamedTuple
 from manifests.errors import CheckpointError, OutputError
 from reshard.engine.journal import read_key, written_nbytes
 from reshard.publishing.files import make_folders, sync_folder
-from reshard.publishing.owner import beating, claim, is_alive, release, write_owner
+from reshard.publishing.owner import PREFIX, beating, claim, has_owner, is_alive, release, write_owner
 from reshard.publishing.renaming import ASIDE_NAME, publish
 
 Keep = Callable[["Staging", BaseException], str]
@@ -89,9 +89,9 @@ def staged(
             error.args = (f"{str(error) or 'interrupted'}; {how}",)
             release(staging.folder)
         else:
-            shutil.rmtree(staging.folder, ignore_errors=True)
+            _remove(staging.folder)
         raise
-    shutil.rmtree(staging.folder, ignore_errors=True)
+    _remove(staging.folder)
 
 
 def staging_path(destination: Path, token: str) -> Path:
@@ -120,7 +120,7 @@ def made(folder: Path, destination: Path) -> Iterator[Staging]:
         with writing(destination), beating(folder):
             yield staging
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
 
 
 def _make(destination: Path, folder: Path | None = None) -> Staging:
@@ -130,14 +130,14 @@ def _make(destination: Path, folder: Path | None = None) -> Staging:
         make_folders(folder.parent)
         while True:
             folder.mkdir()
-            # One that is still empty may be taken for left and removed.
+            # One without an owner may be taken for left, and removed.
             with suppress(FileNotFoundError):
                 write_owner(folder)
                 break
         staging = Staging(folder)
         staging.content.mkdir()
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         raise OutputError(f"{folder}: cannot be made: {error.strerror}") from error
     return staging
 
@@ -150,12 +150,30 @@ def left(destination: Path) -> list[Staging]:
     except OSError:
         return []
     folders = [destination.with_name(name) for name in names if name.startswith(_prefix(destination))]
-    return [Staging(folder) for folder in folders if not is_alive(folder) or _is_bare(folder)]
+    return [Staging(folder) for folder in folders if _is_left(folder)]
+
+
+def _is_left(folder: Path) -> bool:
+    try:
+        return folder.is_dir() and (not is_alive(folder) or _is_bare(folder))
+    except OSError:  # another user's, or just being removed
+        return False
 
 
 def _is_bare(folder: Path) -> bool:
-    """Tell whether a folder has not even an owner; whoever is about to be it makes the folder again."""
-    return not next(folder.iterdir(), None) if folder.is_dir() else False
+    """Tell whether a folder has not even an owner."""
+    return not has_owner(folder) and all(path.name.startswith(PREFIX) for path in folder.iterdir())
+
+
+def _remove(folder: Path) -> None:
+    """Remove a hidden folder, its owner last, so that one that is removed in part is still known to be left."""
+    with suppress(OSError):
+        for path in sorted(folder.iterdir(), key=lambda path: path.name.startswith(PREFIX)):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def held_nbytes(destination: Path) -> int:
@@ -164,7 +182,12 @@ def held_nbytes(destination: Path) -> int:
 
 
 def _disk_nbytes(folder: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+    nbytes = 0
+    with suppress(OSError):  # another process removes it
+        for path in folder.rglob("*"):
+            if path.is_file():
+                nbytes += path.stat().st_blocks * 512
+    return nbytes
 
 
 def mend(destination: Path) -> None:
@@ -189,8 +212,8 @@ def _take_up(destination: Path, key: str) -> Staging | None:
     found: Staging | None = None
     for staging in left(destination):
         if _is_bare(staging.folder):
-            with suppress(OSError):
-                staging.folder.rmdir()
+            # Whoever is about to be the owner makes the folder again.
+            _remove(staging.folder)
             continue
         fits = bool(key) and found is None and staging.content.is_dir() and read_key(staging.journal) == key
         taken = None
@@ -201,7 +224,7 @@ def _take_up(destination: Path, key: str) -> Staging | None:
         if fits:
             found = taken
         else:
-            shutil.rmtree(taken.folder, ignore_errors=True)
+            _remove(taken.folder)
     return found
 
 

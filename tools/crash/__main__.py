@@ -15,6 +15,7 @@ def main() -> int:
     """Run them and print what was found."""
     parser = argparse.ArgumentParser(prog="python -m tools.crash", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=200, help="at random moments")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--sizes", type=int, default=50, help="of small file systems")
     parser.add_argument("--data-calls", type=int, default=10, help="at which tensors are written, of all of them")
     parser.add_argument("--only", default="", choices=["", "kills", "faults", "disks"])
@@ -32,7 +33,7 @@ def main() -> int:
 def _kills(options: argparse.Namespace) -> list[object]:
     with tempfile.TemporaryDirectory(dir=options.memory) as work:
         bench = Bench(Path(work) / "bench", 51)
-        return [kill_often(bench, options.kills)]
+        return [kill_often(bench, options.kills, options.seed)]
 
 
 def _faults(options: argparse.Namespace) -> list[object]:
@@ -45,7 +46,7 @@ def _faults(options: argparse.Namespace) -> list[object]:
             older = faults.older_split(bench) if force else None
             met, arguments = faults.Faults(), ["--force"] if force else []
             calls = faults.calls_of(bench, *arguments, older=older)
-            for fault in faults.every_fault(calls, [faults.KILL, *faults.ERRORS], options.data_calls):
+            for fault in faults.every_fault(calls, options.data_calls):
                 faults.meet(bench, fault, met, *arguments, older=older)
             found.append(f"{'an older output replaced' if force else 'a new output'}: {met}")
     return found

@@ -6,19 +6,22 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import NamedTuple
 
-from tools.crash.trial import REFUSED, Bench, require
+from tools.crash.trial import REFUSED, Bench, WrongError, require
 
 CALLS = (
-    "openat,mkdir,rename,renameat,renameat2,unlink,unlinkat,rmdir,ftruncate,fallocate,fsync,write,pwrite64,pwritev,"
+    "openat,mkdir,rename,renameat,renameat2,unlink,unlinkat,rmdir,ftruncate,fallocate,fsync,write,pwrite64,pwritev,pwritev2,"
     "utimensat"
 )
-DATA = ("pwrite64", "pwritev")
+DATA = ("pwrite64", "pwritev", "pwritev2")
 KILL = "signal=KILL"
 ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EACCES")
 _LINE = re.compile(r"(\d+) +(\w+)\((.*)")
 _WRITES = re.compile(r"O_WRONLY|O_RDWR|O_CREAT")
+
+_SPEAKS = re.compile(r"write[12],")
 
 
 class Fault(NamedTuple):
@@ -66,34 +69,46 @@ def calls_of(bench: Bench, *options: str, older: Mapping[str, bytes] | None = No
             continue
         thread, call, arguments = match.groups()
         counts[thread, call] += 1
-        if call != "openat" or _WRITES.search(arguments):
+        if (call != "openat" or _WRITES.search(arguments)) and not _SPEAKS.match(call + arguments):
             found.setdefault(call, set()).add(counts[thread, call])
     return {call: sorted(numbers) for call, numbers in found.items()}
 
 
-def every_fault(calls: Mapping[str, Sequence[int]], whats: Sequence[str], data_calls: int) -> Iterator[Fault]:
-    """Yield all faults at all calls; of those that write tensors, so many that are spread evenly."""
+def every_fault(calls: Mapping[str, Sequence[int]], data_calls: int) -> Iterator[Fault]:
+    """Yield a kill and one of the errors at every call; of calls that write tensors, at so many, spread evenly."""
+    errors = cycle(ERRORS)
     for call, numbers in calls.items():
         step = max(1, len(numbers) // data_calls) if call in DATA else 1
         for when in numbers[::step]:
-            for what in whats:
-                yield Fault(call, when, what if what == KILL else f"error={what}")
+            yield Fault(call, when, KILL)
+            yield Fault(call, when, f"error={next(errors)}")
 
 
 def meet(bench: Bench, fault: Fault, found: Faults, *options: str, older: Mapping[str, bytes] | None = None) -> None:
-    """Run with a fault, and check what is there afterwards and that a rerun completes."""
+    """Run with a fault, and check what is there afterwards and that a rerun completes.
+
+    Raises:
+        WrongError: Something is not as it must be.
+    """
+    try:
+        _meet(bench, fault, found, *options, older=older)
+    except WrongError as error:
+        raise WrongError(f"{fault}: {error}") from error
+
+
+def _meet(bench: Bench, fault: Fault, found: Faults, *options: str, older: Mapping[str, bytes] | None) -> None:
     bench.begin(older)
     inject = f"inject={fault.call}:{fault.what}:when={fault.when}"
     wrapper = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={fault.call}", "-e", inject]
     ended = bench.finish(bench.start(*options, wrapper=wrapper))
     killed = fault.what == KILL
     allowed = (-signal.SIGKILL, 128 + signal.SIGKILL, 0) if killed else (0, REFUSED)
-    require(ended.code in allowed, f"{fault}: {ended}")
+    require(ended.code in allowed, str(ended))
     if ended.code == REFUSED:
-        require(ended.said.startswith("reshard: "), f"{fault}: {ended}")
-        require(str(bench.out.parent) in ended.said, f"{fault}: names no file: {ended}")
+        require(ended.said.startswith("reshard: "), str(ended))
+        require(str(bench.out.parent) in ended.said, f"names no file: {ended}")
     published = bench.check_nothing_half(older)
-    require(published or ended.code, f"{fault}: no output, and exit code 0")
+    require(published or ended.code, "no output, and exit code 0")
     if not published:
         bench.check_rerun(*options)
     found.kinds[fault.what.removeprefix("error=").removeprefix("signal=")] += 1
