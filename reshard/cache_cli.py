@@ -143,14 +143,18 @@ def prune(
 
     What a process of this machine uses stays, and so does what is being made.
     """
+    from manifests.errors import OutputError
     from reshard.cache import listing, pruning, reporting
 
     now = time.time()
     pruned = pruning.choose(listing.items_of(folder), pruning.Limits(max_size, max_age, unused, grace), now)
-    gone = [item for item, _ in pruned.going if dry_run or pruning.remove_item(item)]
+    going = [item for item, _ in pruned.going]
+    gone, problems = (going, []) if dry_run else pruning.remove_items(going)
     facts = reporting.build_pruned(folder, pruned, gone, now, dry_run=dry_run)
     print_result(facts, [item.name for item in gone], as_json=as_json)
     print_summary(reporting.format_pruned(facts), quiet=quiet or as_json)
+    if problems:
+        raise OutputError("\n".join(problems))
 
 
 @cache.command()
@@ -165,8 +169,11 @@ def rm(names: Sequence[str], folder: Path, quiet: bool, as_json: bool) -> None:
     chosen = _chosen(folder, names)
     if held := [f"{item.path}: {reason}" for item in chosen if (reason := pruning.reason_in_use(item))]:
         raise OutputError("\n".join([*held, "nothing was removed"]))
-    gone = [item.name for item in chosen if pruning.remove_item(item)]
-    print_result({"cache": str(folder), "removed": gone}, gone, as_json=as_json)
+    gone, problems = pruning.remove_items(chosen)
+    removed = [item.name for item in gone]
+    print_result({"cache": str(folder), "removed": removed}, removed, as_json=as_json)
+    if problems:
+        raise OutputError("\n".join(problems))
 
 
 def _chosen(folder: Path, names: Sequence[str]) -> "list[Item]":

@@ -20,7 +20,7 @@ from manifests import uses
 from manifests.errors import ManifestError, OutputError
 from manifests.manifest import MANIFEST_NAME
 from manifests.process import this_process
-from reshard import plan, verify
+from reshard import plan, split, verify
 from reshard.cache import removing
 from reshard.cache.building import find, provide
 from reshard.cache.entries import entry_name, named_by, problem_of
@@ -233,8 +233,8 @@ def nobody() -> Iterator[Path]:
     """A folder of nobody's, while the test is not privileged: root may write everywhere."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
-    for path in Path("tiny").rglob("*"):
-        path.chmod(0o644)
+    # Nobody may not import what is in root's home; so everything is imported before.
+    split(write_model(folder / "first", 0), tp=2, plan=PLAN)
     if os.geteuid():
         yield folder
     else:
@@ -270,6 +270,30 @@ def test_a_cache_that_cannot_be_written_is_read(nobody: Path) -> None:
     finally:
         for folder in (cache, cache / uses.FOLDER, cache / uses.FOLDER / path.name):
             folder.chmod(0o755)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be another user")
+def test_what_another_user_left_is_no_hindrance(nobody: Path) -> None:
+    model, cache = write_model(nobody / "tiny", 0), nobody / "cache"
+    planned = plan(model, tp=2, plan=PLAN)
+    name = entry_name(model, planned)
+    cache.mkdir()
+    cache.chmod(0o777)
+    os.seteuid(0)
+    left = [abandoned(cache / f".{planned.key[:16]}.turn"), abandoned(cache / f".{name}.partial-00")]
+    os.seteuid(65534)
+    path, found = provide(planned, cache, name, notice=pytest.fail)
+    assert not found
+    assert problem_of(path, planned.key) == ""
+    assert {*names(cache)} == {uses.FOLDER, path.name, *(folder.name for folder in left)}
+    pruned = reshard("cache", "prune", "--cache", cache, "--grace", 0, "--max-size", 0)
+    assert pruned.exit_code == 5
+    assert pruned.stdout == f"{path.name}\n"
+    assert pruned.stderr.count("cannot be removed whole") == 2
+    os.seteuid(0)
+    assert [item.state for item in items_of(cache)] == ["abandoned", "abandoned"]
+    assert reshard("cache", "prune", "--cache", cache, "--grace", 0).exit_code == 0
+    assert names(cache) == [uses.FOLDER]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o002])

@@ -18,7 +18,10 @@ State = Literal["whole", "damaged", "unreadable", "being made", "abandoned"]
 """Of a split: whole, or not; unreadable, which may be either. Of what is hidden: whether its maker lives."""
 
 # What a split, its making and its removal leave in a cache. Nothing else there is ours.
-_HIDDEN = re.compile(rf"\.(?:.+-tp[0-9]+-[0-9a-f]+\.[a-z]+-[0-9a-f-]+|[0-9a-f]+{re.escape(SUFFIX)}(?:-[0-9a-f]+)?)")
+_HIDDEN = re.compile(
+    r"\.(?:.+-tp[0-9]+-[0-9a-f]+\.[a-z]+-[0-9a-f-]+"
+    rf"|[0-9a-f]+{re.escape(SUFFIX)}(?:-[0-9a-f]+)?)(?:{re.escape(REMOVED)}[0-9a-f]+)?"
+)
 
 
 class Item(NamedTuple):

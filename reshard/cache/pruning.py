@@ -1,9 +1,11 @@
 """Pruning: which splits of a cache may go, by size, age and use, and which must not, whatever is asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from manifests import uses
+from manifests.errors import OutputError
 from reshard.cache.listing import Item
 from reshard.cache.removing import remove
 
@@ -96,13 +98,22 @@ def reason_in_use(item: Item) -> str:
     return f"{verb} by process {', '.join(str(user.pid) for user in item.users)} on {item.users[0].host}"
 
 
-def remove_item(item: Item, *, force: bool = False) -> bool:
-    """Remove an item of a cache; one that a process of this machine began to use meanwhile stays, unless forced.
+def remove_items(items: Iterable[Item]) -> tuple[list[Item], list[str]]:
+    """Remove items of a cache; one that a process of this machine began to use meanwhile stays.
 
     Returns:
-        Whether it was there, and is removed.
-
-    Raises:
-        OutputError: It cannot be removed.
+        Those that are gone, and why others could not be removed.
     """
-    return remove(item.path, unless=lambda _: not force and bool(uses.users_here(item.path)))
+    gone: list[Item] = []
+    problems: list[str] = []
+    for item in items:
+        try:
+            if remove(item.path, unless=_is_used(item.path)):
+                gone.append(item)
+        except OutputError as error:
+            problems.append(str(error))
+    return gone, problems
+
+
+def _is_used(split: Path) -> Callable[[Path], bool]:
+    return lambda _: bool(uses.users_here(split))
