@@ -1,8 +1,8 @@
 """Uses: which processes of this machine use a split that lies in a cache, and when it was used last.
 
 A finished split is never changed, so this is told beside it: the cache has a folder ``.uses``, in it one for each
-split, and in that a file for each process. What is noted is a courtesy to whoever tidies up, and never decides whether a split
-is whole. So nothing here fails: a cache that cannot be written is used all the same.
+split, and in that a file for each process. What is noted is a courtesy to whoever tidies up, and never decides whether
+a split is whole. So nothing here fails: a cache that cannot be written is used all the same.
 """
 
 import os
