@@ -162,7 +162,10 @@ def _is_left(folder: Path) -> bool:
 
 def _is_bare(folder: Path) -> bool:
     """Tell whether a folder has not even an owner."""
-    return not has_owner(folder) and all(path.name.startswith(PREFIX) for path in folder.iterdir())
+    try:
+        return not has_owner(folder) and all(path.name.startswith(PREFIX) for path in folder.iterdir())
+    except FileNotFoundError:
+        return False  # another process has it now, or has removed it
 
 
 def _remove(folder: Path) -> None:
