@@ -77,7 +77,7 @@ def builders(
                 passed.append(line)
                 if "ended" in line:
                     break
-            pytest.fail(f"no {word!r} within {timeout_s} s: {passed}")
+            pytest.fail(f"no {word!r} within {timeout_s} s: " + "\n".join(map(str, passed)))
 
         try:
             yield until

@@ -129,7 +129,7 @@ def _make(destination: Path, folder: Path | None = None) -> Staging:
     try:
         make_folders(folder.parent)
         while True:
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             # One without an owner may be taken for left, and removed.
             with suppress(FileNotFoundError):
                 write_owner(folder)
@@ -179,6 +179,15 @@ def _remove(folder: Path) -> None:
         folder.rmdir()
 
 
+def _remove_bare(folder: Path) -> None:
+    """Remove a folder that has no owner; if somebody is just becoming it, either this fails or that is done again."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.suffix:  # what an owner's file is before it has its name
+                path.unlink()
+        folder.rmdir()
+
+
 def held_nbytes(destination: Path) -> int:
     """Return the bytes on the disk that dead owners' folders take, which are gone on with or removed."""
     return sum(_disk_nbytes(staging.folder) for staging in left(destination))
@@ -215,8 +224,7 @@ def _take_up(destination: Path, key: str) -> Staging | None:
     found: Staging | None = None
     for staging in left(destination):
         if _is_bare(staging.folder):
-            # Whoever is about to be the owner makes the folder again.
-            _remove(staging.folder)
+            _remove_bare(staging.folder)
             continue
         fits = bool(key) and found is None and staging.content.is_dir() and read_key(staging.journal) == key
         taken = None
