@@ -22,7 +22,8 @@ from manifests.manifest import MANIFEST_NAME
 from reshard import plan, verify
 from tests.cache_worker import LOCKS, PLAN
 
-ROUNDS = 20 if os.environ.get("FULL") else 2
+FULL = bool(os.environ.get("FULL"))
+ROUNDS = 20 if FULL else 2
 BUILDERS = 8
 ROOT = Path(__file__).parent.parent
 
@@ -123,7 +124,9 @@ def hosts(number: int, *, elsewhere: bool, **more: Any) -> list[Line]:
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["one host", "a host each"])
 @pytest.mark.parametrize("locks", LOCKS)
-def test_one_of_many_builds_and_all_get_it(model: Path, tmp_path: Path, locks: str, elsewhere: bool) -> None:
+def test_one_of_many_builds_and_all_get_it(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], locks: str, elsewhere: bool
+) -> None:
     for number in range(ROUNDS):
         cache = tmp_path / f"cache-{number}"
         with builders(model, cache, hosts(BUILDERS, elsewhere=elsewhere), locks) as until:
@@ -132,6 +135,13 @@ def test_one_of_many_builds_and_all_get_it(model: Path, tmp_path: Path, locks: s
         assert {line["path"] for line in got} == {str(out)}
         assert sum(not line["found"] for line in got) == 1
         shutil.rmtree(cache)
+    if FULL:
+        hosts_named = "a host each" if elsewhere else "one host"
+        with capsys.disabled():
+            sys.stdout.write(
+                f"\n{BUILDERS} builders at once, locks {locks}, {hosts_named}: {ROUNDS} times one built it, all got "
+                "it, the right bytes, nothing else left\n"
+            )
 
 
 def test_builders_that_do_not_see_each_other_leave_one_split(model: Path, tmp_path: Path) -> None:
