@@ -164,6 +164,16 @@ def test_ranks_that_ask_for_different_splits_refuse(ranks: Ranks, model: Path, t
         assert outcome["seconds"] < 20
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_rank_that_never_comes_is_not_waited_for(ranks: Ranks, model: Path, tmp_path: Path, missing: int) -> None:
+    asked = asking(model, tmp_path, build=True, wait_s=3)
+    asked[missing] = {**asked[missing], "before": "never"}
+    outcome = ranks.run(*asked)[1 - missing]
+    assert outcome["kind"] == "LoadError"
+    assert "rank 0" in outcome["message"] if missing == 0 else "has not come" in outcome["message"]
+    assert outcome["seconds"] < 20
+
+
 def test_groups_that_ask_at_once_build_once(ranks: Ranks, model: Path, tmp_path: Path, expected: Any) -> None:
     several = []
     for _ in range(3):
