@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 MODELS := build/models
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help install models demo test lint types sweep sweep-peer bench catalogue clean
+.PHONY: help install models demo test test-full lint types sweep sweep-peer bench catalogue clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -33,6 +33,9 @@ types: $(INSTALLED) ## mypy, strict
 
 test: lint types models ## lint, types and the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test-full: test ## the whole test suite, then the crash tests in full: 200 kills, faults at every call, 50 full disks
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.crash
 
 sweep: $(INSTALLED) ## run a tiny model of every architecture at 2 and 4 ranks, and write docs/sweep.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.sweep

@@ -12,6 +12,7 @@ from manifests.errors import LoadError
 from manifests.manifest import Manifest
 from manifests.placement import local_shape
 from manifests.runtime import RuntimeManifest, read_runtime
+from manifests.uses import note_use
 
 AnyManifest = Manifest | RuntimeManifest
 """A manifest, or what a loader needs of one."""
@@ -55,6 +56,10 @@ class Shard(Mapping[str, torch.Tensor]):
     def stop(self) -> None:
         """Give up what is being read; the tensors cannot be used then."""
         self._opening.stop()
+
+    def give_up(self, error: LoadError) -> None:
+        """Let `finish` raise an error soon, whatever is still to be read; for another thread."""
+        self._opening.give_up(error)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self.manifest.tensors[name]
@@ -111,5 +116,6 @@ def begin_shard(
     """
     if not 0 <= rank < manifest.world_size:
         raise LoadError(f"{folder}: was split for {manifest.world_size} ranks; there is no rank {rank}")
+    note_use(folder)
     way = choose_way(read, folder, device)
     return Shard(manifest, rank, device, Opening(folder, manifest, device, way, choose_check(verify, way)))

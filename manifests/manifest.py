@@ -5,6 +5,7 @@ the format for readers in other languages. There is no time, host or user in it:
 """
 
 import gc
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -38,6 +39,9 @@ from manifests.wire import ExtentTable, PartTable, TensorTable, WireSource
 MANIFEST_NAME = "manifest.json"
 
 Decoded = TypeVar("Decoded")
+
+_RANK_FILE = re.compile(r"rank-\d{5,}-of-\d{5,}.*\.safetensors")
+_UNPUBLISHED = re.compile(r"\.(.+)\.partial-[0-9a-f]{12}.*")
 
 _END = b'"}\n'
 _END_NBYTES = 32 + len(_END)
@@ -227,10 +231,16 @@ def _has_its_digest(text: bytes) -> bool:
 
 def is_split(folder: Path) -> bool:
     """Tell whether a folder holds a split, of this or another version of the format."""
+    return version_of(folder) is not None
+
+
+def version_of(folder: Path) -> int | None:
+    """Return the version of the format of the split that a folder holds; None if it holds none."""
     try:
-        return msgspec.json.decode(read_file(folder / MANIFEST_NAME), type=_Stamp).format == FORMAT
+        stamp = msgspec.json.decode(read_file(folder / MANIFEST_NAME), type=_Stamp)
     except (OSError, msgspec.MsgspecError, RecursionError):
-        return False
+        return None
+    return stamp.version if stamp.format == FORMAT else None
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -252,7 +262,34 @@ def read_text(folder: Path) -> bytes:
     try:
         return read_file(path)
     except FileNotFoundError as error:
-        what = "holds no manifest.json: it is no split, or an unfinished one" if folder.is_dir() else "no such folder"
-        raise ManifestError(f"{folder}: {what}; make one with `reshard MODEL --tp N`") from error
+        raise ManifestError(f"{folder}: {_what_it_is(folder)}") from error
     except OSError as error:
         raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _what_it_is(folder: Path) -> str:
+    """Return what a folder without a manifest is, and what would do."""
+    if not folder.is_dir():
+        return "no such folder; make a split with `reshard MODEL --tp N`"
+    names: list[str] = []
+    with suppress(OSError):
+        names = [path.name for path in folder.iterdir()]
+    missing = "holds no manifest.json"
+    if any(_RANK_FILE.match(name) for name in names):
+        return f"{missing}: its copy is unfinished, or the manifest was removed; copy it again, or split again"
+    if any(name.endswith(".safetensors") for name in names):
+        return f"{missing}: it is a checkpoint, no split; make one with `reshard {folder} --tp N`"
+    return f"{missing}: it is no split, or an unfinished one; make one with `reshard MODEL --tp N`"
+
+
+def check_published(folder: Path) -> None:
+    """Refuse the hidden folder in which a split is made: it can still change, or go away.
+
+    Raises:
+        ManifestError: The folder is one.
+    """
+    if named := _UNPUBLISHED.fullmatch(folder.resolve().name):
+        raise ManifestError(
+            f"{folder}: is what a run of reshard writes that has not finished, or was killed; "
+            f"run its command again, and use {folder.resolve().with_name(named[1])}"
+        )

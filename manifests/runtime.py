@@ -12,7 +12,7 @@ from manifests.checking import check_extents, check_runtime
 from manifests.columns import Extents
 from manifests.contents import FORMAT, VERSION, Model, Module, Tensor
 from manifests.errors import ManifestError
-from manifests.manifest import MANIFEST_NAME, decode_as, read_text
+from manifests.manifest import MANIFEST_NAME, check_published, decode_as, read_text
 from manifests.runs import Count, Positive
 from manifests.wire import ExtentTable, TensorTable, outline
 
@@ -43,6 +43,7 @@ class _Manifest(msgspec.Struct, frozen=True, kw_only=True):
     modules: dict[str, Module]
     attributes: dict[str, dict[str, int]]
     carried: dict[str, str]
+    digest: str = ""
 
 
 class RuntimeManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +66,7 @@ class RuntimeManifest(msgspec.Struct, frozen=True, kw_only=True):
     modules: dict[str, Module]
     attributes: dict[str, dict[str, int]]
     carried: dict[str, str]
+    digest: str
     label: str
     lines: tuple[memoryview, ...]
 
@@ -93,6 +95,7 @@ def read_runtime(folder: Path) -> RuntimeManifest:
     Raises:
         ManifestError: The folder holds no finished split that this version reads.
     """
+    check_published(folder)
     label, text = str(folder / MANIFEST_NAME), read_text(folder)
     short, lines = outline(text)
     wire = decode_as(_Manifest, text, label, short)

@@ -4,19 +4,16 @@ Results go to stdout, progress, summaries and errors to stderr. ``reshard MODEL`
 Little is imported here, so that ``--help`` is quick; a command imports what it needs.
 """
 
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import click
 
-from reshard import __version__
+from reshard import __version__, cache_cli
+from reshard.output import hush, output_options, print_result, print_summary, progress_bar
 from reshard.torchrun.processes import read_environment
-from reshard.usage import EXIT_CODES, ModelGroup, byte_size, options, print_json, whole_number
+from reshard.usage import EXIT_CODES, ModelGroup, byte_size, options, whole_number
 
 _EPILOG = f"""\b
 Examples:
@@ -28,43 +25,6 @@ Examples:
 Exit codes:
   0  done; 1 a fault of reshard; 2 wrong usage; 130 interrupted
 {EXIT_CODES}"""
-
-
-def _print_result(facts: Mapping[str, Any], text: Iterable[str], *, as_json: bool) -> None:
-    if as_json:
-        print_json(facts)
-    else:
-        for line in text:
-            click.echo(line)
-
-
-def _print_summary(text: Iterable[str], *, quiet: bool) -> None:
-    if not quiet:
-        for line in text:
-            click.echo(line, err=True)
-
-
-@contextmanager
-def _progress(label: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Give what the library calls with the bytes done and their total: a bar, where stderr is a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from tqdm import tqdm
-
-    with tqdm(desc=label, unit="B", unit_scale=True, leave=False) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield show
-
-
-def _hush(ctx: click.Context, param: click.Parameter | None, quiet: bool) -> bool:
-    if quiet:
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    return quiet
 
 
 _PATH = click.Path(path_type=Path)
@@ -124,10 +84,6 @@ _plan_options = options(
     click.option("--drop-unused", is_flag=True, help="Leave out what the model does not use."),
     _hub_options,
 )
-_output_options = options(
-    click.option("-q", "--quiet", is_flag=True, callback=_hush, help="No progress and no summary on stderr."),
-    click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; errors too, on stderr."),
-)
 
 
 @click.group(
@@ -146,22 +102,27 @@ def main() -> None:
         ctx.exit()
 
 
+main.add_command(cache_cli.cache)
+
+
 @main.command(hidden=True, options_metavar="--tp N [-o OUT] [OPTIONS]")
 @click.argument("model")
 @_tp
 @click.option("-o", "--out", type=_PATH, metavar="OUT", help="Folder to make; MODEL-tpN if not given.")
+@cache_cli.cache_option
 @click.option("--dry-run", is_flag=True, help="Only tell what each rank will hold.")
 @_force
 @_resume
 @_plan_options
 @_jobs
 @_memory
-@_output_options
+@output_options
 @click.version_option(__version__, prog_name="reshard")
 def split(
     model: str,
     tp: int,
     out: Path | None,
+    cache: Path | None,
     dry_run: bool,
     force: bool,
     resume: bool,
@@ -174,31 +135,39 @@ def split(
     """Split the checkpoint MODEL, a folder or a hub id, for tensor parallelism."""
     started = perf_counter()
     from reshard import lines, report, splitting
+    from reshard.cache.entries import entry_name
     from reshard.planning import default_output
     from reshard.torchrun import together
 
-    processes = read_environment()
+    processes, ctx = read_environment(), click.get_current_context()
+    cache = cache_cli.chosen_cache(ctx, named=out is not None, force=force)
     if processes.follows:
-        if dry_run:
+        if dry_run or cache is not None:
             return
-        quiet = _hush(click.get_current_context(), None, True)
-    out = out if out is not None else default_output(model, tp, chosen["subfolder"])
+        quiet = hush(ctx, None, True)
     planned = splitting.plan(model, tp=tp, **chosen)
+    name = entry_name(model, planned)
+    out = out or (cache / name if cache is not None else default_output(model, tp, chosen["subfolder"]))
     facts = {"out": str(out), **report.build_split(planned)}
     if dry_run:
-        _print_result(facts, lines.format_split(facts), as_json=as_json)
+        print_result(facts, lines.format_split(facts), as_json=as_json)
         return
-    with _progress("split", quiet=quiet) as progress:
-        how: dict[str, Any] = {"force": force, "jobs": jobs, "memory": memory, "progress": progress}
-        if processes.size > 1:
-            together.carry_out(planned, out, processes, **how)
-        else:
-            splitting.carry_out(planned, out, resume=resume, **how)
+    how: dict[str, Any] = {"jobs": jobs, "memory": memory}
+    if cache is not None:
+        facts |= cache_cli.provide(planned, cache, name, quiet=quiet or as_json, resume=resume, **how)
+    else:
+        with progress_bar("split", quiet=quiet) as progress:
+            how |= {"force": force, "progress": progress}
+            if processes.size > 1:
+                together.carry_out(planned, out, processes, **how)
+            else:
+                splitting.carry_out(planned, out, resume=resume, **how)
     if processes.follows:
         return
     facts["seconds"] = round(perf_counter() - started, 3)
-    _print_result(facts, [str(out)], as_json=as_json)
-    _print_summary(lines.format_split(facts), quiet=quiet or as_json)
+    print_result(facts, [facts["out"]], as_json=as_json)
+    text = cache_cli.format_found(facts) if facts.get("found") else lines.format_split(facts)
+    print_summary(text, quiet=quiet or as_json)
 
 
 @main.command()
@@ -206,7 +175,7 @@ def split(
 @_tp
 @_plan_options
 @click.option("--program", is_flag=True, help="Print every strided copy instead.")
-@_output_options
+@output_options
 def plan(model: str, tp: int, program: bool, quiet: bool, as_json: bool, **chosen: Any) -> None:  # noqa: ANN401
     """Print every tensor's rule, placement and local shape."""
     from reshard import lines, report, splitting
@@ -216,8 +185,8 @@ def plan(model: str, tp: int, program: bool, quiet: bool, as_json: bool, **chose
     if program:
         facts["copies"] = [*report.build_copies(planned)]
     text = lines.format_copies(facts["copies"]) if program else lines.format_plan(facts)
-    _print_result(facts, text, as_json=as_json)
-    _print_summary(lines.format_notes(facts), quiet=quiet or as_json)
+    print_result(facts, text, as_json=as_json)
+    print_summary(lines.format_notes(facts), quiet=quiet or as_json)
 
 
 @main.command()
@@ -226,7 +195,7 @@ def plan(model: str, tp: int, program: bool, quiet: bool, as_json: bool, **chose
 @click.option("--tiny", is_flag=True, help="Run a tiny random model of the same class; config.json is enough.")
 @click.option("--tokens", type=whole_number, metavar="N", default="12", help="Ids in the prompt; 12 if not given.")
 @_plan_options
-@_output_options
+@output_options
 def check(model: str, tp: int, tiny: bool, tokens: int, quiet: bool, as_json: bool, **chosen: Any) -> None:  # noqa: ANN401
     """Run MODEL in one process and in N, and name the first module that differs."""
     from manifests.errors import CheckError
@@ -234,12 +203,12 @@ def check(model: str, tp: int, tiny: bool, tokens: int, quiet: bool, as_json: bo
     from reshard.checks.verdict import format_check
     from reshard.lines import human_bytes
 
-    with _progress("split", quiet=quiet) as progress:
+    with progress_bar("split", quiet=quiet) as progress:
         facts = checking.check(model, tp=tp, tiny=tiny, tokens=tokens, progress=progress, **chosen)
-    _print_result(facts, format_check(facts), as_json=as_json)
+    print_result(facts, format_check(facts), as_json=as_json)
     if not tiny:
         nbytes = human_bytes(facts["nbytes_temporary"])
-        _print_summary([f"split into {nbytes} of temporary files, removed again"], quiet=quiet or as_json)
+        print_summary([f"split into {nbytes} of temporary files, removed again"], quiet=quiet or as_json)
     if not facts["right"]:
         where = facts["finding"]["module"]
         raise CheckError(f"{facts['plan']}: the ranks part at {where or 'the model'}", module=where)
@@ -248,7 +217,7 @@ def check(model: str, tp: int, tiny: bool, tokens: int, quiet: bool, as_json: bo
 @main.command()
 @click.argument("model", required=False)
 @_hub_options
-@_output_options
+@output_options
 def plans(model: str | None, quiet: bool, as_json: bool, **chosen: Any) -> None:  # noqa: ANN401
     """Print the model types and classes of diffusers with a plan, or the class of MODEL."""
     if model is None:
@@ -256,7 +225,7 @@ def plans(model: str | None, quiet: bool, as_json: bool, **chosen: Any) -> None:
         from reshard.catalogue.diffusers import class_names
 
         known = {"model_types": model_types(), "diffusers": class_names()}
-        _print_result(known, [*known["model_types"], *known["diffusers"]], as_json=as_json)
+        print_result(known, [*known["model_types"], *known["diffusers"]], as_json=as_json)
         return
     from reshard import splitting
 
@@ -264,35 +233,35 @@ def plans(model: str | None, quiet: bool, as_json: bool, **chosen: Any) -> None:
     planned = splitting.plan(model, tp=1, **chosen)
     facts = {"type": planned.model.type, "architecture": planned.model.architecture, "plan": planned.plan.label}
     kind = facts["type"] or planned.model.library
-    _print_result(facts, [f"{kind}: {facts['architecture']}: {facts['plan']}"], as_json=as_json)
+    print_result(facts, [f"{kind}: {facts['architecture']}: {facts['plan']}"], as_json=as_json)
 
 
 @main.command()
 @click.argument("out", type=_PATH)
 @click.option("--tensors", is_flag=True, help="List every tensor.")
-@_output_options
+@output_options
 def show(out: Path, tensors: bool, quiet: bool, as_json: bool) -> None:
     """Print what the split OUT holds."""
     from manifests.manifest import read_manifest
     from reshard import lines, report
 
     facts = report.build_show(str(out), read_manifest(out), every_tensor=tensors)
-    _print_result(facts, lines.format_show(facts), as_json=as_json)
+    print_result(facts, lines.format_show(facts), as_json=as_json)
 
 
 @main.command()
 @click.argument("out", type=_PATH)
 @_jobs
-@_output_options
+@output_options
 def verify(out: Path, jobs: int, quiet: bool, as_json: bool) -> None:
     """Check sizes, hashes and coverage of the split OUT."""
     from reshard import lines, report, verifying
 
-    with _progress("verify", quiet=quiet) as progress:
+    with progress_bar("verify", quiet=quiet) as progress:
         found = verifying.verify(out, jobs=jobs, progress=progress)
     facts = report.build_verified(str(out), found)
-    _print_result(facts, [], as_json=as_json)
-    _print_summary(lines.format_verified(facts), quiet=quiet or as_json)
+    print_result(facts, [], as_json=as_json)
+    print_summary(lines.format_verified(facts), quiet=quiet or as_json)
 
 
 @main.command()
@@ -302,13 +271,13 @@ def verify(out: Path, jobs: int, quiet: bool, as_json: bool) -> None:
 @_resume
 @_jobs
 @_memory
-@_output_options
+@output_options
 def merge(out: Path, dest: Path, quiet: bool, as_json: bool, **how: Any) -> None:  # noqa: ANN401 - as merging's
     """Give back the source of the split OUT, in the folder DEST."""
     from reshard import lines, merging, report
 
-    with _progress("merge", quiet=quiet) as progress:
+    with progress_bar("merge", quiet=quiet) as progress:
         merged = merging.merge(out, dest, progress=progress, **how)
     facts = report.build_merged(str(dest), merged)
-    _print_result(facts, [str(dest)], as_json=as_json)
-    _print_summary(lines.format_merged(facts), quiet=quiet or as_json)
+    print_result(facts, [str(dest)], as_json=as_json)
+    print_summary(lines.format_merged(facts), quiet=quiet or as_json)

@@ -32,6 +32,18 @@ def human_bytes(nbytes: int) -> str:
     return f"{value / 1000:.1f} PB"
 
 
+def human_span(seconds: float) -> str:
+    """Return a span of time for a person, in the largest unit of which it has two.
+
+    >>> human_span(119), human_span(7300), human_span(3 * 86400)
+    ('119 s', '2 h', '3 d')
+    """
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
 def format_split(facts: Facts) -> Iterator[str]:
     """Yield the lines on a split; ``out`` is where it goes, ``seconds``, if given, how long it took."""
     whole, files = facts["whole"], _count(len(facts["files"]), "file")
@@ -78,7 +90,7 @@ def format_plan(facts: Facts) -> Iterator[str]:
         (tensor["name"], tensor["rule"] or "no rule", _format_placement(tensor), _format_shape(tensor))
         for tensor in facts["tensors"]
     ]
-    yield from _format_rows(rows)
+    yield from format_rows(rows)
 
 
 def format_copies(every: Iterable[Facts]) -> Iterator[str]:
@@ -104,7 +116,7 @@ def format_show(facts: Facts) -> Iterator[str]:
     yield f"key: {facts['key']}"
     yield f"source: {_count(source['files'], 'file')}{where}, {human_bytes(source['nbytes'])}"
     rows = [_format_file(file, facts["world_size"]) for file in facts["files"]]
-    yield from (f"  {line}" for line in _format_rows(rows))
+    yield from (f"  {line}" for line in format_rows(rows))
     yield from _format_ranks(facts["ranks"])
     for style, hook in facts["hooks"].items():
         steps = [f"{hook[when]} {when}" for when in ("before", "after") if hook[when]]
@@ -117,13 +129,15 @@ def format_show(facts: Facts) -> Iterator[str]:
         yield f"left out: {_count(len(facts['dropped']), 'unused tensor')}: {_some(facts['dropped'])}"
     yield from _format_converted(facts["converted"])
     listing = facts.get("listing", [])
-    yield from _format_rows([(t["name"], _format_placement(t), _format_shape(t)) for t in listing])
+    yield from format_rows([(t["name"], _format_placement(t), _format_shape(t)) for t in listing])
 
 
 def format_verified(facts: Facts) -> Iterator[str]:
-    """Yield the line on a verification."""
+    """Yield the lines on a verification."""
     files, tensors = _count(facts["files"], "file"), _count(facts["tensors"], "tensor")
     yield f"{facts['out']}: whole: {files}, {tensors}, {_exact(facts['nbytes'])} hashed"
+    if facts["unknown"]:
+        yield f"beside the split, and not looked at: {_count(len(facts['unknown']), 'name')}: {_some(facts['unknown'])}"
 
 
 def format_merged(facts: Facts) -> Iterator[str]:
@@ -197,7 +211,7 @@ def _format_total(total: Facts) -> str:
     return f"{_count(total['tensors'], 'tensor')}, {_exact(total['nbytes'])}"
 
 
-def _format_rows(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def format_rows(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield the rows as lines, their columns below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

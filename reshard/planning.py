@@ -215,6 +215,7 @@ def _key(
     world_size: int,
     options: Options,
 ) -> str:
+    folder = checkpoint.folder
     return digest_of(
         [
             VERSION,
@@ -224,10 +225,11 @@ def _key(
             options.self_contained,
             options.max_file_nbytes,
             options.drop_unused,
-            [checkpoint.folder.repo, checkpoint.folder.revision],
+            # A commit of the hub fixes the content of all files of a folder in it.
+            [folder.label, folder.revision] if folder.revision else ["", ""],
             [(file.name, file.nbytes, file.header.digest) for file in checkpoint.files],
-            # A commit of the hub fixes the content; a folder's files are known by their sizes and times.
-            [] if checkpoint.folder.revision else [file.identity for file in checkpoint.files],
+            # Elsewhere weight files are known by their sizes and times, and the small ones by their content.
+            [] if folder.revision else [file.identity for file in checkpoint.files] + _carried_hashes(checkpoint),
             TensorTable.of(kept),
             PartTable.of(kept, {name: number for number, name in enumerate(checkpoint.tensors)}),
             resolution.modules,
@@ -235,6 +237,10 @@ def _key(
             resolution.ties,
         ]
     )
+
+
+def _carried_hashes(checkpoint: Checkpoint) -> list[str]:
+    return [digest_of([name, checkpoint.folder.read(name)]) for name in checkpoint.carried]
 
 
 def _program(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], files: tuple[PlannedFile, ...]) -> Program:

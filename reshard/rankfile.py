@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
+from manifests.belonging import belonging
 from manifests.dtypes import atom, nbytes
 from manifests.header import DATA_ALIGNMENT, StoredTensor, encode_columns
 from manifests.manifest import Tensor
@@ -172,10 +173,7 @@ def _build_files(
     for position, (begin, end) in enumerate(pairwise(bounds)):
         stem = name.removesuffix(".safetensors")
         part = name if len(bounds) == 2 else f"{stem}-part-{position + 1:05d}-of-{len(bounds) - 1:05d}.safetensors"
-        metadata = {"format": "pt", "reshard.key": key, "reshard.world_size": str(world_size)}
-        metadata["reshard.ranks"] = ",".join(map(str, owners)) if len(owners) < world_size else "all"
-        if world_size == 1 and owners:
-            metadata["reshard.ranks"] = "0"
+        metadata = belonging(key, world_size, owners)
         yield build_file(part, owners, group.names[begin:end], group.shards[begin:end], metadata)
 
 

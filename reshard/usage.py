@@ -13,6 +13,7 @@ from reshard.torchrun.processes import read_environment, speaking_as
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_SECONDS = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 EXIT_CODES = "\n".join(
     f"  {code}  {text}" for code, text in re.findall(r"[A-Z]\w+Error +([3-9])  (.+)", errors.__doc__ or "")
@@ -42,6 +43,18 @@ def byte_size(text: object) -> int:
     if nbytes < 1 and text != "0":
         raise click.BadParameter(f"{text!r} is not a size; 1000000, 4GB or 500MiB are.")
     return nbytes
+
+
+def duration(text: object) -> float:
+    """Return the seconds that a span of time is.
+
+    >>> duration("90"), duration("45min"), duration("1.5 h"), duration("30d")
+    (90.0, 2700.0, 5400.0, 2592000.0)
+    """
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(s|min|h|d|w|)", str(text).lower())
+    if not match:
+        raise click.BadParameter(f"{text!r} is not a span of time; 90s, 45min, 1h, 30d or 2w are.")
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def options(*decorators: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:

@@ -119,7 +119,17 @@ def test_a_source_that_cannot_be_read(bench: Bench) -> None:
     """An error of the disk names the file; what was made is kept, since the source has not changed."""
     if not faults.is_possible():
         pytest.skip("strace is not installed")
-    wrapper = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=preadv", "-e", "inject=preadv:error=EIO:when=20"]
+    wrapper = [
+        "strace",
+        "-f",
+        "-qq",
+        "-o",
+        "/dev/null",
+        "-e",
+        "trace=preadv,preadv2",
+        "-e",
+        "inject=preadv,preadv2:error=EIO:when=20",
+    ]
     ended = bench.finish(bench.start(wrapper=wrapper))
     assert ended.code == 3
     assert f"{bench.work / 'model' / 'model.safetensors'}: cannot be read at byte" in ended.said

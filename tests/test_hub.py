@@ -13,6 +13,7 @@ from huggingface_hub.utils import close_session
 from safetensors.numpy import save_file
 
 from manifests.errors import CheckpointError
+from reshard import plan
 from reshard.sources.checkpoint import open_checkpoint
 from reshard.sources.folder import LocalFolder
 from reshard.sources.hub import FIRST_NBYTES, HubFolder, cached_folder, download, is_repo_id, locate
@@ -450,3 +451,22 @@ def test_mirror_home_and_offline_come_from_the_environment(hub: HubServer, tmp_p
     hub.log.clear()
     assert run(HF_HUB_OFFLINE="1") == ["LocalFolder", commit_of(hub), "config.json"]
     assert hub.log == []
+
+
+def test_the_key_tells_the_folders_of_a_repository_apart(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in enumerate(("transformer", "transformer_2")):
+        (tmp_path / "twins" / name).mkdir(parents=True)
+        (tmp_path / "twins" / name / "config.json").write_text("{}")
+        save_file({"up.weight": np.full((4, 4), number, np.float32)}, tmp_path / "twins" / name / "model.safetensors")
+    hub.add("org/twins", tmp_path / "twins")
+
+    def key(name: str) -> str:
+        return plan("org/twins", tp=2, subfolder=name, plan={"up": "colwise"}).key
+
+    first, second = key("transformer"), key("transformer_2")
+    assert first != second
+    download("org/twins", subfolder="transformer", names=["config.json", "model.safetensors"])
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert key("transformer") == first, "what was downloaded is the same checkpoint"

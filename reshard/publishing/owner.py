@@ -11,15 +11,15 @@ not this machine's, says how long ago that was.
 
 import os
 import secrets
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 
 import msgspec
 import xxhash
+
+from manifests.process import Process, runs_here, this_process
 
 BEAT_S = 10.0
 """How often an owner touches its file."""
@@ -28,39 +28,20 @@ SILENT_S = 60.0
 PREFIX = ".owner-"
 
 
-class Owner(msgspec.Struct, frozen=True):
-    """A process.
-
-    Attributes:
-        host: Its machine's name.
-        boot: Tells one start of that machine from another.
-        namespace: In which its number counts: that of the machine, or of a container.
-        pid: Its number.
-        started: When it was started, in ticks since the machine was.
-    """
-
-    host: str
-    boot: str
-    namespace: str
-    pid: int
-    started: int
-
-
-def write_owner(folder: Path) -> None:
+def write_owner(folder: Path, new_name: str = "") -> None:
     """Make this process the owner of a folder.
+
+    Args:
+        folder: The folder.
+        new_name: What it is about to be called, if it is about to be renamed.
 
     Raises:
         OSError: The folder is gone, or cannot be written.
     """
-    _write(folder, folder.name)
-
-
-def _write(folder: Path, name: str) -> None:
-    """Write this process's owner file for a folder that has, or is about to have, a name."""
-    path = _path(folder, name)
+    path = _path(folder, new_name or folder.name)
     beside = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
     try:
-        beside.write_bytes(msgspec.json.encode(_this_process()))
+        beside.write_bytes(msgspec.json.encode(this_process()))
         beside.replace(path)
     except OSError:
         with suppress(OSError):
@@ -83,10 +64,10 @@ def release(folder: Path) -> None:
         os.truncate(_path(folder, folder.name), 0)
 
 
-def read_owner(folder: Path) -> Owner | None:
+def read_owner(folder: Path) -> Process | None:
     """Return the owner of a folder, or None if it has none that can be read."""
     try:
-        return msgspec.json.decode(_path(folder, folder.name).read_bytes(), type=Owner)
+        return msgspec.json.decode(_path(folder, folder.name).read_bytes(), type=Process)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -98,8 +79,8 @@ def is_alive(folder: Path) -> bool:
     """
     path = _path(folder, folder.name)
     owner = read_owner(folder)
-    if owner is not None and owner.boot and _this_machine() == (owner.host, owner.boot, owner.namespace):
-        return _started(owner.pid) == owner.started
+    if owner is not None and (runs := runs_here(owner)) is not None:
+        return runs
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -143,7 +124,7 @@ def claim(folder: Path, new_name: str) -> bool:
     try:
         if is_alive(folder):
             return False
-        _write(folder, new_name)
+        write_owner(folder, new_name)
         folder.rename(folder.with_name(new_name))
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -167,27 +148,3 @@ def beating(folder: Path) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-@cache
-def _this_machine() -> tuple[str, str, str]:
-    """Return the machine's name, what tells its starts apart, and where its processes are counted."""
-    boot = namespace = ""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - what it names is no path
-    return socket.gethostname(), boot, namespace
-
-
-def _this_process() -> Owner:
-    return Owner(*_this_machine(), os.getpid(), _started(os.getpid()))
-
-
-def _started(pid: int) -> int:
-    """Return when a process was started, in ticks since its machine was; -1 if there is none that still runs."""
-    try:
-        # The program's name, in parentheses, may hold anything; after it the state comes as third field.
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return -1
-    return -1 if fields[0] in (b"Z", b"X") else int(fields[19])

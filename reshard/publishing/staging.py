@@ -129,7 +129,7 @@ def _make(destination: Path, folder: Path | None = None) -> Staging:
     try:
         make_folders(folder.parent)
         while True:
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             # One without an owner may be taken for left, and removed.
             with suppress(FileNotFoundError):
                 write_owner(folder)
@@ -150,12 +150,22 @@ def left(destination: Path) -> list[Staging]:
     except OSError:
         return []
     folders = [destination.with_name(name) for name in names if name.startswith(_prefix(destination))]
-    return [Staging(folder) for folder in folders if folder.is_dir() and (not is_alive(folder) or _is_bare(folder))]
+    return [Staging(folder) for folder in folders if _is_left(folder)]
+
+
+def _is_left(folder: Path) -> bool:
+    try:
+        return folder.is_dir() and (not is_alive(folder) or _is_bare(folder))
+    except OSError:  # another user's, or just being removed
+        return False
 
 
 def _is_bare(folder: Path) -> bool:
     """Tell whether a folder has not even an owner."""
-    return not has_owner(folder) and all(path.name.startswith(PREFIX) for path in folder.iterdir())
+    try:
+        return not has_owner(folder) and all(path.name.startswith(PREFIX) for path in folder.iterdir())
+    except FileNotFoundError:
+        return False  # another process has it now, or has removed it
 
 
 def _remove(folder: Path) -> None:
@@ -169,13 +179,27 @@ def _remove(folder: Path) -> None:
         folder.rmdir()
 
 
+def _remove_bare(folder: Path) -> None:
+    """Remove a folder that has no owner; if somebody is just becoming it, either this fails or that is done again."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            if path.suffix:  # what an owner's file is before it has its name
+                path.unlink()
+        folder.rmdir()
+
+
 def held_nbytes(destination: Path) -> int:
     """Return the bytes on the disk that dead owners' folders take, which are gone on with or removed."""
     return sum(_disk_nbytes(staging.folder) for staging in left(destination))
 
 
 def _disk_nbytes(folder: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
+    nbytes = 0
+    with suppress(OSError):  # another process removes it
+        for path in folder.rglob("*"):
+            if path.is_file():
+                nbytes += path.stat().st_blocks * 512
+    return nbytes
 
 
 def mend(destination: Path) -> None:
@@ -200,8 +224,7 @@ def _take_up(destination: Path, key: str) -> Staging | None:
     found: Staging | None = None
     for staging in left(destination):
         if _is_bare(staging.folder):
-            # Whoever is about to be the owner makes the folder again.
-            _remove(staging.folder)
+            _remove_bare(staging.folder)
             continue
         fits = bool(key) and found is None and staging.content.is_dir() and read_key(staging.journal) == key
         taken = None

@@ -12,10 +12,10 @@ from typing import NamedTuple
 from tools.crash.trial import REFUSED, Bench, WrongError, require
 
 CALLS = (
-    "openat,mkdir,rename,renameat,renameat2,unlink,unlinkat,rmdir,ftruncate,fallocate,fsync,write,pwrite64,pwritev,"
+    "openat,mkdir,rename,renameat,renameat2,unlink,unlinkat,rmdir,ftruncate,fallocate,fsync,write,pwrite64,pwritev,pwritev2,"
     "utimensat"
 )
-DATA = ("pwrite64", "pwritev")
+DATA = ("pwrite64", "pwritev", "pwritev2")
 KILL = "signal=KILL"
 ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EACCES")
 _LINE = re.compile(r"(\d+) +(\w+)\((.*)")
