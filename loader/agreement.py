@@ -52,6 +52,7 @@ class Agreement:
         self._place = place
         self._wait_s = wait_s
         self._me = this_process()
+        self._opened: Any = None
         self._store: Any = None
         self._facts: Facts = {}
         self._compared = place.rank == 0
@@ -62,6 +63,15 @@ class Agreement:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self.on_refusal: Callable[[LoadError], None] = lambda _: None
+
+    def open(self) -> None:
+        """Open the store, if that is for this rank to do: the others wait for it, and for nothing else that it does.
+
+        Raises:
+            LoadError: It cannot be opened.
+        """
+        if self._place.opens_store:
+            self._opened = self._place.open_store(self._wait_s)
 
     def arrive(self, facts: Facts) -> None:
         """Tell the others that this rank is there, and look after them from now on.
@@ -138,7 +148,7 @@ class Agreement:
     def _enter(self, wait_s: float) -> None:
         """Open the store and take this rank in it; a process that has it already is told as well."""
         place, me = self._place, json.dumps(self._me)
-        store: Any = place.open_store(wait_s)
+        store: Any = self._opened if self._opened is not None else place.open_store(wait_s)
         with self._reached():
             holder = Process(*json.loads(store.compare_set(f"reshard/process/{place.rank}", "", me)))
             mine = holder == self._me
