@@ -23,6 +23,8 @@ MAX_DIMS = 32
 MAX_UNIT = 1 << 16
 TILE_NBYTES = 4 << 20
 _LAYOUTS = ("runtime", "checkpoint")
+_CONVERTED = {"F64", "F32", "F16", "BF16"}
+"""Dtypes from which and to which a split converts numbers."""
 
 
 class _MisfitError(Exception):
@@ -41,6 +43,7 @@ def check_manifest(manifest: Any, label: str) -> None:  # noqa: ANN401 - a Manif
             check_extents(file.tensors, file, manifest.tensors, label)
         source = manifest.source
         stored: dict[str, Any] = {}
+        dropped = set(source.dropped)
         _check_file_names(
             [*(file.name for file in source.files), *manifest.carried, *([source.index] if source.index else [])]
         )
@@ -49,6 +52,9 @@ def check_manifest(manifest: Any, label: str) -> None:  # noqa: ANN401 - a Manif
                 if name in stored:
                     raise _MisfitError(f"source: {shown_name(name)} is in two files")
                 _check_shape(name, tensor.dtype, tensor.shape)
+                tiles = -(-tensor_nbytes(tensor.dtype, tensor.shape) // TILE_NBYTES)
+                if len(tensor.tiles) != tiles and not (name in dropped and not tensor.tiles):
+                    raise _MisfitError(f"source: {shown_name(name)}: {len(tensor.tiles)} hashes, {tiles} expected")
                 stored[name] = tensor
         _check_parts(manifest.tensors, stored)
     except _MisfitError as error:
@@ -66,8 +72,11 @@ def check_runtime(manifest: Any, label: str) -> None:  # noqa: ANN401 - a manife
             raise _MisfitError(f"world_size is {manifest.world_size}; it is from 1 to {MAX_RANKS}")
         if manifest.layout not in _LAYOUTS:
             raise _MisfitError(f"layout is {shown(manifest.layout)}; known are {', '.join(_LAYOUTS)}")
+        held = sum(file.nbytes for file in manifest.files)
         for name, tensor in manifest.tensors.items():
             _check_shape(name, tensor.dtype, tensor.shape)
+            if tensor.placement.partial and tensor_nbytes(tensor.dtype, tensor.shape) > held:
+                raise _MisfitError(f"{shown_name(name)}: {shown(list(tensor.shape))} is more than all files hold")
             if problem := _placement_problem(tensor.placement, tensor.shape, manifest.world_size):
                 raise _MisfitError(f"{shown_name(name)}: {problem}")
         _check_files(manifest.files, manifest.carried, manifest.world_size)
@@ -100,6 +109,8 @@ def _extents_problem(extents: Mapping[str, Any], file: Any, tensors: Mapping[str
             return f"holds {shown_name(name)}, which is not in tensors"
         if extent.offset + extent.nbytes > most:
             return f"{shown_name(name)} ends at byte {extent.offset + extent.nbytes} of {most} bytes of data"
+        if extent.offset % max(BITS[tensors[name].dtype] // 8, 1):
+            return f"{shown_name(name)}: byte {extent.offset} is no place for {tensors[name].dtype}"
         if len(extent.tiles) != -(-extent.nbytes // TILE_NBYTES):
             return f"{shown_name(name)}: {len(extent.tiles)} hashes for {extent.nbytes} bytes in tiles of 4 MiB"
     return ""
@@ -175,15 +186,15 @@ def _check_parts(tensors: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
         inside = _addressed(tensor.dtype, tensor.shape)
         if not tensor.parts and name not in stored:
             raise _MisfitError(f"{shown_name(name)}: has no parts, and the source no tensor of its name")
-        if tensor.cast and tensor.cast not in BITS:
-            raise _MisfitError(f"{shown_name(name)}: converted from {shown(tensor.cast)}, an unknown dtype")
-        for part in tensor.parts:
-            if part.source not in stored:
-                raise _MisfitError(f"{shown_name(name)}: made from {shown_name(part.source)}, which the source lacks")
-            source = stored[part.source]
-            outside = part.shape or _addressed(source.dtype, source.shape)
-            if part.links and not _fit(part.links, outside, inside):
-                raise _MisfitError(f"{shown_name(name)}: its links from {shown_name(part.source)} lead out of it")
+        for origin, links, shape in [(p.source, p.links, p.shape) for p in tensor.parts] or [(name, (), ())]:
+            if origin not in stored:
+                raise _MisfitError(f"{shown_name(name)}: made from {shown_name(origin)}, which the source lacks")
+            source = stored[origin]
+            if source.dtype != tensor.dtype and not {source.dtype, tensor.dtype} <= _CONVERTED:
+                raise _MisfitError(f"{shown_name(name)}: made from {shown_name(origin)}, which is of {source.dtype}")
+            outside = shape or _addressed(source.dtype, source.shape)
+            if not (_fit(links, outside, inside) if links else outside == inside):
+                raise _MisfitError(f"{shown_name(name)}: its links from {shown_name(origin)} lead out of it")
 
 
 def _addressed(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ class _Tensor(msgspec.Struct, omit_defaults=True, gc=False):
     placement: Placement = REPLICATED
     parts: _Maybe = msgspec.UNSET
     unused: bool = False
+    cast: str = ""
 
 
 def encode_in_lines(manifest: Any) -> bytes:  # noqa: ANN401 - a Manifest, whose module imports this one
@@ -34,6 +35,7 @@ def encode_in_lines(manifest: Any) -> bytes:  # noqa: ANN401 - a Manifest, whose
             tensor.placement,
             _on_a_line(tensor.parts) if tensor.parts else msgspec.UNSET,
             tensor.unused,
+            tensor.cast,
         )
         for name, tensor in manifest.tensors.items()
     }
