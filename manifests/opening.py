@@ -41,7 +41,7 @@ def read_file(path: Path, most: int | None = None) -> bytes:
         nbytes = os.fstat(file.fileno()).st_size
         if most is not None and nbytes > most:
             raise OSError(errno.EFBIG, f"{nbytes} bytes, of such a file at most {most} are read", str(path))
-        content = file.read(-1 if most is None else most + 1)
-    if most is not None and len(content) > most:
-        raise OSError(errno.EFBIG, f"over {most} bytes, of such a file at most {most} are read", str(path))
+        content = file.read(nbytes + 1)
+    if len(content) > nbytes:
+        raise OSError(errno.EIO, f"grew while it was read, over {nbytes} bytes", str(path))
     return content
