@@ -17,6 +17,7 @@ from loader.tiles import STRETCH_NBYTES, Tile, check_in_memory, stretches_of
 from manifests.errors import CheckpointError, LoadError
 from manifests.header import read_header
 from manifests.manifest import TILE_NBYTES, Extent
+from manifests.opening import open_file
 from manifests.runtime import RuntimeFile, RuntimeManifest
 
 THREADS = 4
@@ -133,7 +134,7 @@ def check_rank_file(path: Path, file: RuntimeFile, key: str) -> None:
         LoadError: It is missing, short, long, of another split, or not the file that was written.
     """
     try:
-        with path.open("rb", buffering=0) as stream:
+        with open_file(path) as stream:
             actual = stream.seek(0, 2)
             if actual != file.nbytes:
                 raise LoadError(f"{path}: {actual} bytes, {file.nbytes} expected; split again or copy the file again")

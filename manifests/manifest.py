@@ -275,6 +275,8 @@ def decode_manifest(text: bytes, label: str = MANIFEST_NAME) -> Manifest:
     """
     manifest = decode_as(Manifest, text, label)
     check_manifest(manifest, label)
+    if encode_manifest(manifest) != text:  # a key twice, above all
+        raise ManifestError(f"{label}: has another meaning to other readers: it is not encoded as a writer must")
     return manifest
 
 

@@ -10,6 +10,7 @@ import xxhash
 from manifests.errors import CheckpointError, DamageError, ReshardError
 from manifests.header import read_header
 from manifests.manifest import Extent, Manifest, SplitFile, read_manifest
+from manifests.opening import read_file
 from manifests.placement import local_shape, part_of
 from reshard.moves import Place, build_input, build_program, split_moves
 from reshard.program import check_program
@@ -164,7 +165,7 @@ def check_carried(folder: Path, manifest: Manifest) -> Iterator[str]:
     """Yield the carried files that are not what was carried over."""
     for name, expected in manifest.carried.items():
         try:
-            content = (folder / name).read_bytes()
+            content = read_file(folder / name)
         except OSError as error:
             yield f"{name}: {error.strerror}"
             continue

@@ -1,4 +1,4 @@
-"""Atheris on one target: ``python -m tests.fuzz_worker FOLDER TARGET SECONDS``."""
+"""Atheris: ``python -m tests.fuzz_worker FOLDER SECONDS TARGET...``. The first byte of an input chooses its target."""
 
 import sys
 from pathlib import Path
@@ -12,16 +12,19 @@ with atheris.instrument_imports(include=["manifests", "reshard", "tests.fuzz_tar
 
 
 def main() -> None:
-    folder, name, seconds = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    target = build_targets(folder)[name]
+    folder, (seconds, *names) = Path(sys.argv[1]), sys.argv[2:]
+    built = build_targets(folder)
+    targets = [built[name] for name in names]
     (folder / "corpus").mkdir()
-    (folder / "corpus" / "seed").write_bytes(target.seed)
+    for at, target in enumerate(targets):
+        (folder / "corpus" / f"seed-{at}").write_bytes(bytes([at]) + target.seed)
     words = {text.encode("utf-8", "replace") for text in TEXTS if 1 < len(text) < 60}
     escaped = ("".join(map("\\x{:02x}".format, word)) for word in words)
     (folder / "words").write_text("".join(f'"{word}"\n' for word in escaped))
 
     def run(content: bytes) -> None:
-        cost = attempt(lambda: target.read(content))
+        target = targets[content[0] % len(targets)] if content else targets[0]
+        cost = attempt(lambda: target.read(content[1:]))
         # Instrumented code is some ten times slower.
         if cost.seconds > 10 * SECONDS:
             raise RuntimeError(f"{cost.seconds} seconds for {len(content)} bytes")
@@ -30,7 +33,7 @@ def main() -> None:
         f"-max_total_time={seconds}",
         "-timeout=60",
         "-rss_limit_mb=2048",
-        f"-max_len={max(4096, 2 * len(target.seed))}",
+        f"-max_len={max(4096, *(2 * len(target.seed) for target in targets))}",
         "-seed=1",
         "-print_final_stats=1",
         f"-dict={folder / 'words'}",

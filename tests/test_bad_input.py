@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from huggingface_hub import constants
 
 from loader import open_shard
-from manifests.errors import CheckpointError, ManifestError, PlanError, ReshardError
+from loader.models import check_carried
+from manifests.errors import CheckpointError, DamageError, LoadError, ManifestError, PlanError, ReshardError
 from manifests.header import parse_header, read_header
 from manifests.manifest import decode_manifest, read_manifest
 from manifests.runtime import read_runtime
 from reshard import cli, merge, plan, split, verify
-from reshard.planfile import read_plan
+from reshard.planfile import build_plan, read_plan
+from reshard.sources import hub
 from tests.bounds import check
 from tests.checkpoints import LLAMA, count, mentions, save, save_indexed
-from tests.fuzz_targets import sealed
+from tests.fuzz_targets import resealed, sealed
 from tests.launching import ROOT
 
 ALL = {"model.*": "colwise"}
@@ -515,6 +518,58 @@ def test_manifests(made: Path, tmp_path: Path, kind: str) -> None:
         check(lambda rank=rank: [*open_shard(out, rank).values()], 0)
     assert [path.name for path in tmp_path.iterdir()] == ["split"]
     assert sorted(made.iterdir()) == before
+
+
+def test_a_key_twice_in_a_manifest(made: Path) -> None:
+    """Readers in other languages may take the other one."""
+    good = (made / "split" / "manifest.json").read_bytes()
+    for key in (b'"world_size":2', b'"model.norm.weight":{"dtype":"F32","shape":[4]}'):
+        assert good.count(key) == 1
+        with pytest.raises(ManifestError) as caught:
+            decode_manifest(resealed(good.replace(key, key + b"," + key)), "manifest.json")
+        assert mentions(caught.value, "manifest.json", "not encoded as a writer must")
+
+
+@pytest.mark.parametrize("name", ["rank-00000-of-00002.safetensors", "config.json"])
+def test_pipes_in_a_split(made: Path, tmp_path: Path, name: str) -> None:
+    """Neither verifying nor loading waits for somebody to write."""
+    out = tmp_path / "split"
+    out.mkdir()
+    for path in (made / "split").iterdir():
+        (out / path.name).write_bytes(path.read_bytes())
+    (out / name).unlink()
+    fifo(out / name)
+    with pytest.raises(DamageError) as caught:
+        verify(out)
+    assert mentions(caught.value, name)
+    if name == "config.json":
+        with pytest.raises(LoadError) as refused:
+            check_carried(out, read_runtime(out))
+    else:
+        with pytest.raises(LoadError) as refused:
+            open_shard(out, 0)
+    assert mentions(refused.value, out / name, "a pipe, a socket or a device")
+
+
+@pytest.mark.parametrize("module", ["nothing_of_this_name", "tests.nothing"])
+def test_a_strategy_that_cannot_be_imported(tmp_path: Path, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fails_at_import.py").write_text("raise ValueError('no')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in (module, "fails_at_import"):
+        with pytest.raises(PlanError) as caught:
+            build_plan({"a": f"{name}:Own"}, "plan")
+        assert mentions(caught.value, f"strategy {name}:Own", "cannot be imported")
+
+
+def test_no_password_of_an_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://somebody:hidden@127.0.0.1:9")
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "s" * 34)
+    error = LookupError("GET http://somebody:hidden@127.0.0.1:9/x?X-Signature=abc said hf_" + "s" * 34)
+    kind = type("HTTPError", (Exception,), {})(str(error))
+    with pytest.raises(CheckpointError) as caught, hub._explained("org/x", "main"):
+        raise kind
+    assert mentions(caught.value, "127.0.0.1:9")
+    assert not [word for word in ("hidden", "somebody", "abc", "ssss") if word in str(caught.value)]
 
 
 def test_a_manifest_is_no_pipe(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from tests.launching import ROOT
 from tests.mutations import damage, encode, mutate
 
 FULL = bool(os.environ.get("FULL"))
-EXAMPLES = 5000 if FULL else 120
-SECONDS = 120 if FULL else 3
+EXAMPLES = 5000 if FULL else 100
+SECONDS = 120 if FULL else 6
 NAMES = ("header", "index", "config", "json plan", "toml plan", "manifest")
 SETTINGS = settings(
     max_examples=EXAMPLES,
@@ -84,11 +84,11 @@ def test_damaged_bytes(targets: dict[str, Target], name: str) -> None:
     run()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_coverage_guided(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("names", [(name,) for name in NAMES] if FULL else [NAMES], ids=" ".join)
+def test_coverage_guided(tmp_path: Path, names: tuple[str, ...]) -> None:
     """Atheris looks for inputs that reach other lines; what it finds is an input that ends its process."""
     pytest.importorskip("atheris", reason="atheris has wheels for Linux on x86_64 only")
-    command = [sys.executable, "-m", "tests.fuzz_worker", str(tmp_path), name, str(SECONDS)]
+    command = [sys.executable, "-m", "tests.fuzz_worker", str(tmp_path), str(SECONDS), *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS + 120, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
     assert "runs in" in done.stderr
