@@ -5,13 +5,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file
 
 from loader import open_shard
+from manifests.errors import ManifestError
 from manifests.header import read_header
 from reshard import cli, merge, verify
 from tests.cases import CASES, Case
-from tests.cases.case import as_stored
+from tests.cases.case import as_stored, of
 from tests.checkpoints import of_rank, stored
 
 
@@ -62,6 +65,40 @@ def test_right(tmp_path: Path, name: str, *, shared: bool) -> None:
     verify(out)
     merge(out, tmp_path / "again")
     assert tensors_of(tmp_path / "again") == sources(case, tmp_path / "in")
+
+
+def test_a03_a_bias_is_added_once(tmp_path: Path) -> None:
+    """By hand: every rank multiplies its half of the input, and the sum has the bias as often as ranks use it."""
+    case = CASES["a03 the bias of a rowwise module is whole"]
+    assert run(case, tmp_path).exit_code == 0
+    weight, bias = (f"model.layers.0.mlp.down_proj.{name}" for name in ("weight", "bias"))
+    x = torch.arange(8.0)
+    shards = [open_shard(tmp_path / "out", rank) for rank in range(2)]
+    summed = sum(shard[weight] @ x[4 * rank : 4 * rank + 4] + shard[bias] for rank, shard in enumerate(shards))
+    whole = load_file(tmp_path / "in" / "model.safetensors")
+    assert torch.equal(summed, whole[weight] @ x + whole[bias])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_i01_an_asked_dtype_leaves_what_must_stay(tmp_path: Path, dtype: str) -> None:
+    """238 values of float32 are 9 of bfloat16. Its type keeps them, with and without a class in the configuration."""
+    case = CASES["i01 a router's bias in float32"]
+    bias = next(name for name in case.ranks[0] if name.endswith("e_score_correction_bias"))
+    whole = case.ranks[0][bias]
+    assert (len(whole.unique()), len(whole.to(torch.bfloat16).unique())) == (238, 9)
+    result = run(case, tmp_path, "--dtype", dtype)
+    assert result.exit_code == 0, result.output
+    assert torch.equal(open_shard(tmp_path / "out", 0)[bias], whole)
+
+
+def test_i01_an_asked_dtype_for_a_type_that_is_not_known(tmp_path: Path) -> None:
+    """Nothing tells whether they must stay; that they were converted is told."""
+    case = CASES["i01 a router's bias in float32"]
+    result = run(case._replace(write=of(case.ranks[0], model_type="unheard_of")), tmp_path, "--dtype", "bfloat16")
+    assert result.exit_code == 0, result.output
+    assert "converted from F32 to BF16: 1 tensor" in result.output
+    with pytest.raises(ManifestError, match="--converted"):
+        merge(tmp_path / "out", tmp_path / "again")
 
 
 def tensors_of(folder: Path) -> dict[str, object]:

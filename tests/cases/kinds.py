@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from manifests.errors import DegreeError, PlanError
@@ -12,7 +13,7 @@ F8 = torch.float8_e4m3fn
 MLP = "model.layers.0.mlp."
 DOWN, UP = f"{MLP}down_proj.weight", f"{MLP}up_proj.weight"
 ROUTER = {
-    f"{MLP}gate.e_score_correction_bias": torch.linspace(6.817, 7.063, 238),
+    f"{MLP}gate.e_score_correction_bias": torch.from_numpy(np.linspace(6.817, 7.063, 238).astype(np.float32)),
     f"{MLP}gate.weight": count(238, 4, dtype=torch.bfloat16),
     f"{MLP}shared_experts.up_proj.weight": count(4, 4, dtype=torch.bfloat16),
 }

@@ -16,7 +16,7 @@ GROUPED = {
     f"{QKV}.weight": count(16, 8, dtype=torch.bfloat16),
     f"{QKV}.bias": count(16, dtype=torch.bfloat16, start=128),
 }
-BIASED = {f"{DOWN}.weight": count(4, 8), f"{DOWN}.bias": torch.tensor([10.0, 20.0, 30.0, 40.0])}
+BIASED = {f"{DOWN}.weight": count(4, 8) % 5 - 2, f"{DOWN}.bias": torch.tensor([10.0, 20.0, 30.0, 40.0])}
 HEADS = {f"{ATTENTION}{name}_proj": style for name, style in zip("qkvo", ("colwise",) * 3 + ("rowwise",), strict=True)}
 SINGLE = "single_transformer_blocks.0.proj_out"
 FLUX = {f"{SINGLE}.weight": count(4, 16), f"{SINGLE}.bias": count(4, start=500)}
@@ -46,13 +46,17 @@ def copied_heads() -> tuple[dict[str, torch.Tensor], ...]:
 
 def flux(folder: Path) -> None:
     config = {"_class_name": "FluxTransformer2DModel", "attention_head_dim": 2, "num_attention_heads": 2}
-    save(folder / "transformer", FLUX, config)
+    made = save(folder / "transformer", FLUX, config) / "model.safetensors"
+    made.rename(made.with_name("diffusion_pytorch_model.safetensors"))
     index = {"_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]}
     (folder / "model_index.json").write_text(json.dumps(index))
 
 
 LAYERS = {f"model.layers.{number}.mlp.up_proj.weight": count(4, 4, start=100 * number) for number in (0, 1, 10, 11)}
-TIED = {"model.embed_tokens.weight": count(8, 4, dtype=torch.bfloat16), "model.norm.weight": count(4, start=64)}
+TIED = {
+    "model.embed_tokens.weight": count(8, 4, dtype=torch.bfloat16),
+    "model.norm.weight": count(4, dtype=torch.bfloat16, start=64),
+}
 VOCABULARY = {"model.embed_tokens.weight": count(11, 4), "lm_head.weight": count(11, 4, start=100)}
 
 SLICING = (
