@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from manifests.dtypes import BITS, atoms
+from manifests.dtypes import BITS, MAX_DIMS, atoms
 from manifests.dtypes import nbytes as tensor_nbytes
 from manifests.errors import ManifestError, PlanError
 from manifests.layout import Mesh, mesh_sizes
@@ -19,9 +19,9 @@ from manifests.runs import Runs
 from manifests.shown import shown, shown_name
 
 MAX_RANKS = 1 << 16
-MAX_DIMS = 32
-MAX_UNIT = 1 << 16
+"""A rank has a file of its own."""
 TILE_NBYTES = 4 << 20
+"""Of each of which there is a hash."""
 _LAYOUTS = ("runtime", "checkpoint")
 _CONVERTED = {"F64", "F32", "F16", "BF16"}
 """Dtypes from which and to which a split converts numbers."""
@@ -137,7 +137,7 @@ def _check_file_names(names: Iterable[str]) -> None:
 
 
 def _check_shape(name: str, dtype: str, shape: tuple[int, ...]) -> None:
-    if problem := tensor_name_problem(name):
+    if problem := tensor_name_problem(name, renamed=True):
         raise _MisfitError(f"a tensor has {problem}: {shown(name)}")
     if dtype not in BITS:
         raise _MisfitError(f"{shown_name(name)}: unknown dtype {shown(dtype)}")
@@ -159,7 +159,7 @@ def _placement_problem(placement: Placement, shape: tuple[int, ...], world_size:
         axis = bound_axis(cut.axis)
         if unknown := axis.mesh_axes() - known:
             return f"divides over {min(unknown)}, which its mesh lacks"
-        if cut.unit > MAX_UNIT or -(-axis.size // cut.unit) != shape[cut.dim]:
+        if -(-axis.size // cut.unit) != shape[cut.dim]:
             return f"an axis of {axis.size} in units of {cut.unit} along a dimension of {shape[cut.dim]}"
     return ""
 

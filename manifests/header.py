@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from manifests.dtypes import BITS
+from manifests.dtypes import BITS, MAX_DIMS
 from manifests.errors import CheckpointError
 from manifests.jsontext import load_object
 from manifests.names import tensor_name_problem
@@ -21,8 +21,6 @@ from manifests.opening import open_file
 from manifests.shown import shown, shown_name
 
 MAX_HEADER_NBYTES = 100_000_000
-MAX_DIMS = 32
-"""As many as every numpy takes."""
 DATA_ALIGNMENT = 4096
 LFS_POINTER = b"version https://git-lfs"
 

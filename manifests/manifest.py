@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
+from manifests.checking import TILE_NBYTES as TILE_NBYTES  # where it is looked for
 from manifests.checking import check_manifest
 from manifests.errors import ManifestError
 from manifests.layout import Mesh
@@ -24,7 +25,6 @@ from manifests.runs import Count, Positive, Run
 FORMAT = "reshard"
 VERSION = 1
 MANIFEST_NAME = "manifest.json"
-TILE_NBYTES = 4 << 20
 
 Decoded = TypeVar("Decoded")
 

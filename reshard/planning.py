@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from manifests.checking import MAX_RANKS
 from manifests.errors import CheckpointError, PlanError
 from manifests.manifest import TILE_NBYTES, VERSION, Model, Rule, Tensor, digest_of
 from manifests.shown import shown
@@ -28,8 +29,6 @@ from reshard.sizes import ScopedSizes, scoped_sizes
 from reshard.sources.checkpoint import Checkpoint, open_checkpoint
 from reshard.sources.folder import Folder, LocalFolder
 from reshard.ties import find_ties
-
-MAX_RANKS = 1 << 16
 
 
 class SplitPlan(NamedTuple):

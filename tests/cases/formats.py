@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save as to_bytes
 
+from manifests.errors import DegreeError
 from tests.cases.case import Case, cut, even, of, refused, take
 from tests.checkpoints import LLAMA, count, save, save_indexed
 
@@ -75,6 +76,7 @@ def narrow_floats() -> tuple[dict[str, torch.Tensor], ...]:
     )
 
 
+ONE_ENTRY = {"model.a.weight": count(4, 4, dtype=torch.float8_e4m3fn), "model.a.weight_scale": torch.tensor([0.5])}
 FORMATS = (
     refused("d01 an LFS pointer", second_is(lambda _: POINTER), ALL, SECOND, "LFS pointer"),
     refused("d01 the index is a pointer", second_is(lambda _: POINTER, "model.safetensors.index.json"), ALL,
@@ -102,6 +104,22 @@ FORMATS = (
         ALL, "model.safetensors", "model.a.weight", "unknown dtype 'F2'",
     ),
     Case("d11 scalars", of(SCALARS), {"model.a": "colwise"}, cut(SCALARS, {"model.a.weight": 0}, even(4, 2))),
+    Case(
+        "d11 a scale of one entry",
+        of(ONE_ENTRY),
+        {"model.a": "rowwise"},
+        cut(ONE_ENTRY, {"model.a.weight": 1}, even(4, 2)),
+    ),
+    # Three bytes of six halves: the boundary would be in a byte.
+    refused(
+        "d09 a row of an odd number of bytes",
+        of({"model.a.weight": count(4, 3, dtype=torch.float4_e2m1fn_x2)}),
+        {"model.a": "rowwise"},
+        "model.a.weight",
+        "dim 1 has 6",
+        "1, 3 do",
+        refusal=DegreeError,
+    ),
     Case(
         "d11 nothing at all in a dimension",
         lambda folder: save(folder, {**BOTH, "model.empty": torch.zeros(0, 4)}, LLAMA),
