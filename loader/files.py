@@ -19,6 +19,7 @@ from manifests.belonging import belonging, foreign
 from manifests.errors import CheckpointError, LoadError
 from manifests.header import read_header
 from manifests.manifest import TILE_NBYTES, Extent
+from manifests.opening import open_handle
 from manifests.runtime import RuntimeFile, RuntimeManifest
 
 THREADS = 4
@@ -153,7 +154,7 @@ def open_checked(path: Path, file: RuntimeFile, manifest: RuntimeManifest) -> in
         LoadError: It is missing, short, long, of another split or rank, or not the file that was written.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        handle = open_handle(path)
     except FileNotFoundError as error:
         raise LoadError(f"{path}: missing; copy it, or split again") from error
     except OSError as error:

@@ -25,6 +25,7 @@ from loader.shard import Shard, begin_shard
 from loader.times import Times
 from loader.ways import Check, Way
 from manifests.errors import LoadError
+from manifests.opening import read_file
 from manifests.runtime import RuntimeManifest, read_runtime
 
 
@@ -176,7 +177,7 @@ def check_carried(folder: Path, manifest: RuntimeManifest) -> None:
         if name not in manifest.carried:
             continue
         try:
-            content = (folder / name).read_bytes()
+            content = read_file(folder / name)
         except OSError as error:
             raise LoadError(f"{folder / name}: {error.strerror}; copy it, or split again") from error
         if xxhash.xxh3_128_hexdigest(content) != manifest.carried[name]:

@@ -8,7 +8,8 @@ import torch
 from loader.dtypes import torch_dtype, torch_shape
 from loader.files import Opening, ShardFile
 from loader.ways import Check, Way, choose_check, choose_way
-from manifests.errors import LoadError
+from manifests.dtypes import nbytes
+from manifests.errors import LoadError, ManifestError
 from manifests.manifest import Manifest
 from manifests.placement import local_shape
 from manifests.runtime import RuntimeManifest, read_runtime
@@ -40,10 +41,23 @@ class Shard(Mapping[str, torch.Tensor]):
                 if rank in file.owners:
                     opened = opening.open(file)
                     self._homes |= dict.fromkeys(opened.extents, opened)
+            self._names = [name for name, tensor in manifest.tensors.items() if not tensor.unused]
+            self._check_homes()
         except BaseException:
             opening.stop()
             raise
-        self._names = [name for name, tensor in manifest.tensors.items() if not tensor.unused]
+
+    def _check_homes(self) -> None:
+        """Refuse a manifest in which a tensor is in none of the rank's files, or has another size there."""
+        for name in self._names:
+            tensor = self.manifest.tensors[name]
+            if tensor.placement.partial and self.rank != 0:
+                continue
+            expected = nbytes(tensor.dtype, local_shape(tensor.placement, tensor.dtype, tensor.shape, self.rank))
+            held = self._homes[name].extents[name].nbytes if name in self._homes else None
+            if held != expected:
+                where = "in none of its files" if held is None else f"{held} bytes, {expected} expected"
+                raise ManifestError(f"manifest.json: {name}: for rank {self.rank} {where}; split again")
 
     def finish(self) -> None:
         """Wait until all tensors are there; see `begin_shard`.

@@ -7,13 +7,13 @@ meshes, extents and sizes, parts and sources. Whether tensors are covered by the
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate, chain
 from math import prod
 from typing import Any
 
 from manifests.columns import Extents, Numbers, SourceTensors, pick
 from manifests.contents import Link, Manifest, Tensor
-from manifests.dtypes import BITS, atoms
+from manifests.dtypes import BITS, MAX_DIMS, atoms
 from manifests.dtypes import nbytes as tensor_nbytes
 from manifests.errors import ManifestError, PlanError
 from manifests.layout import Mesh, mesh_sizes
@@ -24,9 +24,10 @@ from manifests.shown import shown, shown_name
 from manifests.wire import PartTable
 
 MAX_RANKS = 1 << 16
-MAX_DIMS = 32
-MAX_UNIT = 1 << 16
+"""A rank has a file of its own."""
 _LAYOUTS = ("runtime", "checkpoint")
+_CONVERTED = {"F64", "F32", "F16", "BF16"}
+"""Dtypes from which and to which a split converts numbers."""
 
 
 def check_manifest(manifest: Manifest, parts: PartTable) -> None:
@@ -62,7 +63,7 @@ def check_manifest(manifest: Manifest, parts: PartTable) -> None:
             raise ManifestError(f"{shown_name(name)}: converted from {shown(tensor.cast)}, an unknown dtype")
     if strange := manifest.tensors.keys() - parts.tensors.keys() - stored:
         raise ManifestError(f"{shown_name(min(strange))}: has no parts, and the source no tensor of its name")
-    _check_parts(manifest.tensors, parts, columns)
+    _check_parts(manifest.tensors, parts, names, columns)
 
 
 def check_runtime(manifest: Any) -> None:  # noqa: ANN401 - a manifest, or what a loader needs of one
@@ -75,12 +76,15 @@ def check_runtime(manifest: Any) -> None:  # noqa: ANN401 - a manifest, or what 
         raise ManifestError(f"world_size is {manifest.world_size}; it is from 1 to {MAX_RANKS}")
     if manifest.layout not in _LAYOUTS:
         raise ManifestError(f"layout is {shown(manifest.layout)}; known are {', '.join(_LAYOUTS)}")
-    _check_names(manifest.tensors)
+    _check_names(manifest.tensors, renamed=True)
+    held = sum(file.nbytes for file in manifest.files)
     for name, tensor in _different(manifest.tensors):
         if problem := _shape_problem(tensor.dtype, tensor.shape) or _placement_problem(
             tensor.placement, tensor.shape, manifest.world_size
         ):
             raise ManifestError(f"{shown_name(name)}: {problem}")
+        if tensor.placement.partial and tensor_nbytes(tensor.dtype, tensor.shape) > held:
+            raise ManifestError(f"{shown_name(name)}: {shown(list(tensor.shape))} is more than all files hold")
     _check_files(manifest.files, manifest.carried, manifest.world_size)
     for one, other in manifest.ties.items():
         if one in manifest.tensors or other not in manifest.tensors:
@@ -114,9 +118,13 @@ def check_extents(extents: Extents, file: Any, tensors: Mapping[str, Tensor]) ->
         raise ManifestError(f"{file.name}: holds {shown_name(Counter(extents.names).most_common(1)[0][0])} twice")
     if strange := names - tensors.keys():
         raise ManifestError(f"{file.name}: holds {shown_name(min(strange))}, which is not in tensors")
-    nbytes, most = sum(extents.sizes), file.nbytes - file.data_offset
-    if nbytes > most:
-        raise ManifestError(f"{file.name}: its tensors end at byte {nbytes} of {most} bytes of data")
+    end, most = sum(extents.sizes), file.nbytes - file.data_offset
+    if end > most:
+        raise ManifestError(f"{file.name}: its tensors end at byte {end} of {most} bytes of data")
+    for name, begin in zip(extents.names, accumulate(extents.sizes, initial=0), strict=False):
+        if begin % max(BITS[tensors[name].dtype] // 8, 1):
+            dtype = tensors[name].dtype
+            raise ManifestError(f"{file.name}: {shown_name(name)}: byte {begin} is no place for {dtype}")
 
 
 def _check_files(files: Iterable[Any], carried: Iterable[str], world_size: int) -> None:
@@ -139,8 +147,8 @@ def _check_file_names(names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def _check_names(names: Collection[str]) -> None:
-    if found := find_odd_name(names):
+def _check_names(names: Collection[str], *, renamed: bool = False) -> None:
+    if found := find_odd_name(names, renamed=renamed):
         raise ManifestError(f"a tensor has {found[1]}: {shown(found[0])}")
 
 
@@ -166,7 +174,7 @@ def _placement_problem(placement: Placement, shape: tuple[int, ...], world_size:
         axis = bound_axis(cut.axis)
         if unknown := axis.mesh_axes() - known:
             return f"divides over {min(unknown)}, which its mesh lacks"
-        if cut.unit > MAX_UNIT or -(-axis.size // cut.unit) != shape[cut.dim]:
+        if -(-axis.size // cut.unit) != shape[cut.dim]:
             return f"an axis of {axis.size} in units of {cut.unit} along a dimension of {shape[cut.dim]}"
     return ""
 
@@ -188,8 +196,10 @@ def _axis_problem(notation: str) -> str:
     return ""
 
 
-def _check_parts(tensors: Mapping[str, Tensor], parts: PartTable, columns: Sequence[SourceTensors]) -> None:
-    """Refuse parts whose links lead out of their sources or their tensors."""
+def _check_parts(
+    tensors: Mapping[str, Tensor], parts: PartTable, names: Sequence[str], columns: Sequence[SourceTensors]
+) -> None:
+    """Refuse parts whose links lead out of their sources or their tensors, or whose sources are of another kind."""
     numbers = Numbers[tuple[str, tuple[int, ...]]]()
     kinds = [kind for rows in columns for kind in pick([numbers[kind] for kind in rows.types], rows.kinds)]
     types = [*numbers]
@@ -198,17 +208,38 @@ def _check_parts(tensors: Mapping[str, Tensor], parts: PartTable, columns: Seque
     for name, (sources, forms) in parts.tensors.items():
         tensor = tensors[name]
         inside = _addressed(tensor.dtype, tensor.shape)
-        whole = inside, tuple(forms), *set(taken := pick(kinds, sources))
-        if len(whole) == 3 and whole in right:
+        whole = inside, tensor.dtype, tuple(forms), *set(taken := pick(kinds, sources))
+        if len(whole) == 4 and whole in right:
             continue  # made from sources of one kind, as a tensor of another layer
         for kind, number in set(zip(taken, forms, strict=True)):
-            key = kind, number, inside
+            key = kind, number, inside, tensor.dtype
             if key not in known:
-                form = parts.forms[number]
-                known[key] = not form.links or _fit(form.links, form.shape or _addressed(*types[kind]), inside)
+                form, (dtype, shape) = parts.forms[number], types[kind]
+                outside = form.shape or _addressed(dtype, shape)
+                fits = _fit(form.links, outside, inside) if form.links else outside == inside
+                known[key] = fits and _may_become(dtype, tensor.dtype)
             if not known[key]:
-                raise ManifestError(f"{shown_name(name)}: its links lead out of it, or out of what it is made of")
+                raise ManifestError(
+                    f"{shown_name(name)}: its links lead out of it, or out of what it is made of, or that is of "
+                    f"another dtype than {tensor.dtype}"
+                )
         right.add(whole)
+    whole_kinds = dict(zip(names, kinds, strict=True))
+    alone: dict[tuple[int, int], bool] = {}
+    for name, tensor in tensors.items():
+        if name in parts.tensors:
+            continue
+        dtype, shape = types[kind := whole_kinds[name]]
+        key_alone = kind, id(tensor)
+        if key_alone not in alone:
+            same = _addressed(dtype, shape) == _addressed(tensor.dtype, tensor.shape)
+            alone[key_alone] = same and _may_become(dtype, tensor.dtype)
+        if not alone[key_alone]:
+            raise ManifestError(f"{shown_name(name)}: is {shown(list(tensor.shape))} {tensor.dtype}, the source's not")
+
+
+def _may_become(stored: str, dtype: str) -> bool:
+    return stored == dtype or {stored, dtype} <= _CONVERTED
 
 
 def _addressed(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -33,6 +33,8 @@ BITS = {
     "F64": 64,
     "C64": 64,
 }
+MAX_DIMS = 32
+"""Of a tensor: as many as every numpy takes."""
 
 
 def atom(dtype: str) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import xxhash
 
-from manifests.dtypes import BITS
+from manifests.dtypes import BITS, MAX_DIMS
 from manifests.errors import CheckpointError
 from manifests.jsontext import load_object
 from manifests.names import find_odd_name, tensor_name_problem
@@ -24,11 +24,9 @@ from manifests.runs import Count
 from manifests.shown import shown, shown_name
 
 MAX_HEADER_NBYTES = 100_000_000
-MAX_DIMS = 32
-"""As many as every numpy takes."""
 DATA_ALIGNMENT = 4096
 _ENCODED_AT_ONCE = 4096
-_LFS = b"version https://git-lfs"
+LFS_POINTER = b"version https://git-lfs"
 
 
 class StoredTensor(NamedTuple):
@@ -68,7 +66,7 @@ def read_header(path: Path, label: str = "") -> Header:
     try:
         with open_file(path) as file:
             file_nbytes = os.fstat(file.fileno()).st_size
-            prefix = file.read(len(_LFS))
+            prefix = file.read(len(LFS_POINTER))
             header_nbytes = header_length(prefix, file_nbytes, label)
             file.seek(8)
             raw = file.read(header_nbytes)
@@ -87,9 +85,9 @@ def header_length(prefix: bytes, file_nbytes: int, label: str) -> int:
     """
     if file_nbytes == 0:
         raise CheckpointError(f"{label}: the file is empty (0 bytes); download it again")
-    if prefix.startswith(_LFS):
+    if prefix.startswith(LFS_POINTER):
         raise CheckpointError(
-            f"{label}: a Git LFS pointer of {file_nbytes} bytes, not the weights; "
+            f"{label}: a Git LFS pointer of {file_nbytes} bytes, not the file; "
             "run `git lfs pull` there or download it again"
         )
     if file_nbytes < 8:

@@ -27,7 +27,8 @@ def load_object(text: bytes) -> dict[str, Any]:
     except DuplicateKeyError:
         raise
     except ValueError as error:
-        raise ValueError(f"not JSON in UTF-8: {error}") from error
+        reason = "a number of over 4300 digits" if "set_int_max_str_digits" in str(error) else error
+        raise ValueError(f"not JSON in UTF-8: {reason}") from error
     except RecursionError as error:
         raise ValueError("not JSON in UTF-8 that is read: nested too deep") from error
     if not isinstance(value, dict):

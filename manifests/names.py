@@ -10,25 +10,34 @@ MAX_FILE_NAME_NBYTES = 255
 _LEADS_OUT = re.compile(r"[/\\]|[A-Za-z]:[/\\]|(?:.*[/\\])?\.\.(?:[/\\]|$)")
 
 
-def tensor_name_problem(name: str) -> str:
+def tensor_name_problem(name: str, *, renamed: bool = False) -> str:
     """Return what is wrong with the name of a tensor, or nothing.
+
+    Args:
+        name: The name.
+        renamed: Whether it is the running model's, which may be longer than the stored one.
 
     >>> [tensor_name_problem(name) for name in ("a.0.w", "encoder/kernel", "../w", "")]
     ['', '', 'a name that looks like a path out of a folder', 'an empty name']
     """
     if not name:
         return "an empty name"
-    if len(name) > MAX_NAME_LENGTH:
-        return f"a name of {len(name)} characters; at most {MAX_NAME_LENGTH} are read"
-    if name.count(".") >= MAX_NAME_PARTS:
-        return f"a name of {name.count('.') + 1} parts; at most {MAX_NAME_PARTS} are read"
+    length, parts = MAX_NAME_LENGTH << renamed, MAX_NAME_PARTS << renamed
+    if len(name) > length:
+        return f"a name of {len(name)} characters; at most {length} are read"
+    if name.count(".") >= parts:
+        return f"a name of {name.count('.') + 1} parts; at most {parts} are read"
     if (name[0] in "/\\." or "/" in name or "\\" in name) and _LEADS_OUT.match(name):
         return "a name that looks like a path out of a folder"
     return ""
 
 
-def find_odd_name(names: Collection[str]) -> tuple[str, str] | None:
+def find_odd_name(names: Collection[str], *, renamed: bool = False) -> tuple[str, str] | None:
     """Return the first name of tensors with which something is wrong, and what; None if all are right.
+
+    Args:
+        names: The names.
+        renamed: As of `tensor_name_problem`.
 
     >>> find_odd_name(["a.0.w", "b"]), find_odd_name(["a.0.w", ""])
     (None, ('', 'an empty name'))
@@ -37,7 +46,7 @@ def find_odd_name(names: Collection[str]) -> tuple[str, str] | None:
     path = "/" in text or "\\" in text or ".." in text
     if not path and "" not in names and max(map(len, names), default=0) <= MAX_NAME_PARTS:
         return None
-    return next(((name, problem) for name in names if (problem := tensor_name_problem(name))), None)
+    return next(((name, problem) for name in names if (problem := tensor_name_problem(name, renamed=renamed))), None)
 
 
 def is_file_name(name: object) -> bool:

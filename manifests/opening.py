@@ -11,7 +11,16 @@ MAX_TEXT_NBYTES = 100_000_000
 
 
 def open_file(path: Path) -> BufferedReader:
-    """Open a regular file for reading. A pipe or a device is refused, not waited for.
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: It cannot be opened, or is none.
+    """
+    return os.fdopen(open_handle(path), "rb")
+
+
+def open_handle(path: Path) -> int:
+    """Return the descriptor of a regular file, opened for reading. A pipe or a device is refused, not waited for.
 
     Raises:
         OSError: It cannot be opened, or is none.
@@ -22,7 +31,7 @@ def open_file(path: Path) -> BufferedReader:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "a pipe, a socket or a device, not a file", str(path))
-        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
         raise OSError(errno.EINVAL, f"not a path: {error}", repr(path)) from error
 
@@ -41,7 +50,7 @@ def read_file(path: Path, most: int | None = None) -> bytes:
         nbytes = os.fstat(file.fileno()).st_size
         if most is not None and nbytes > most:
             raise OSError(errno.EFBIG, f"{nbytes} bytes, of such a file at most {most} are read", str(path))
-        content = file.read(-1 if most is None else most + 1)
-    if most is not None and len(content) > most:
-        raise OSError(errno.EFBIG, f"over {most} bytes, of such a file at most {most} are read", str(path))
+        content = file.read(nbytes + 1)
+    if len(content) > nbytes:
+        raise OSError(errno.EIO, f"grew while it was read, over {nbytes} bytes", str(path))
     return content

@@ -157,6 +157,8 @@ def find_strategy(name: str) -> type[Strategy] | None:
         module = import_module(found["module"])
     except ImportError as error:
         raise PlanError(f"strategy {name}: cannot be imported: {error}; {_remedy(found['module'], error)}") from error
+    except Exception as error:
+        raise PlanError(f"strategy {name}: its module cannot be imported: {type(error).__name__}: {error}") from error
     strategy = getattr(module, found["attribute"], None)
     if strategy is None:
         raise PlanError(f"strategy {name}: {found['module']} has no {found['attribute']}")

@@ -6,6 +6,7 @@ from manifests.errors import PlanError
 from manifests.expression import Lookup, UnknownSizeError, parse_axis
 from manifests.layout import Axis, Factor, Segment, packed_axis, plain_axis
 from manifests.manifest import Rule
+from manifests.shown import shown
 from manifests.styles import Style
 from reshard.model import RuntimeTensor
 from reshard.plans import AxisBinding, Plan
@@ -101,7 +102,7 @@ class AxisFinder:
                 return self._checked(known, notation, reference, size)
             if known.size == 0 or size % known.size:
                 raise PlanError(
-                    f"{self._plan.label}: {reference}: the layout {notation} needs a multiple of {known.size}, "
+                    f"{self._plan.label}: {reference}: the layout {shown(notation)} needs a multiple of {known.size}, "
                     f"the tensor has {size}"
                 )
             axis = parse_axis(notation, lambda name: size // known.size if name == "?" else lookup(name))
@@ -135,6 +136,7 @@ class AxisFinder:
         return packed_axis(tuple(block * (size // sum(blocks)) for block in blocks))
 
     def _checked(self, axis: Axis, notation: str, reference: str, size: int) -> Axis:
+        notation = shown(notation)[1:-1]
         if unknown := axis.mesh_axes() - MESH_AXES:
             raise PlanError(
                 f"{self._plan.label}: {reference}: the layout {notation} divides over {min(unknown)!r}; "
@@ -146,8 +148,8 @@ class AxisFinder:
             )
         if axis.size != size:
             raise PlanError(
-                f"{self._plan.label}: {reference}: the layout {notation} has {axis.size} elements ({axis}), "
-                f"the tensor {size}; give its rule a layout, or bind the sizes in [sizes]"
+                f"{self._plan.label}: {reference}: the layout {notation} has {axis.size} elements "
+                f"({shown(str(axis))[1:-1]}), the tensor {size}; give its rule a layout, or bind the sizes in [sizes]"
             )
         return axis
 

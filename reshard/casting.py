@@ -14,7 +14,7 @@ import msgspec
 
 from manifests.errors import PlanError
 from manifests.manifest import Tensor
-from reshard.catalogue import Architecture
+from reshard.catalogue import Architecture, exported
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 """By the names that are asked for."""
@@ -42,6 +42,8 @@ def cast_tensors(
     if config.get("quantization_config"):
         raise PlanError(f"dtype {dtype}: the checkpoint is quantized; only numbers of floating point are converted")
     target = DTYPES[dtype]
+    if architecture is None and target != "F32":
+        return _cast_unknown(tensors, target, config.get("model_type"))
     kept = _kept(architecture, target)
     known: dict[tuple[int, str], Tensor] = {}
     made: dict[str, Tensor] = {}
@@ -51,6 +53,13 @@ def cast_tensors(
             known[key] = _cast(tensor, key[1])
         made[name] = known[key]
     return made
+
+
+def _cast_unknown(tensors: Mapping[str, Tensor], target: str, model_type: object) -> dict[str, Tensor]:
+    """Return the tensors of a model of no known class: what its type keeps in float32 stays as it is stored."""
+    entry = exported()["types"].get(model_type, {}) if isinstance(model_type, str) else {}
+    kept = _Kept(tuple(entry.get("float32", ())))
+    return {name: tensor if kept(name) else _cast(tensor, target) for name, tensor in tensors.items()}
 
 
 def _cast(tensor: Tensor, target: str) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from manifests.checking import MAX_RANKS
 from manifests.contents import VERSION
 from manifests.errors import CheckpointError, PlanError
 from manifests.manifest import TILE_NBYTES, Model, Rule, Tensor, digest_of
@@ -32,8 +33,6 @@ from reshard.sizes import ScopedSizes, scoped_sizes
 from reshard.sources.checkpoint import Checkpoint, SourceTensor, open_checkpoint
 from reshard.sources.folder import Folder, LocalFolder
 from reshard.ties import find_ties
-
-MAX_RANKS = 1 << 16
 
 
 class SplitPlan(NamedTuple):

@@ -11,6 +11,7 @@ from manifests.belonging import belonging, foreign
 from manifests.errors import CheckpointError, DamageError, ReshardError
 from manifests.header import Header, read_header
 from manifests.manifest import MANIFEST_NAME, Extent, Manifest, SplitFile, check_published, read_manifest
+from manifests.opening import read_file
 from manifests.placement import local_shape, part_of
 from reshard.moves import Place, build_input, build_program, split_moves
 from reshard.proof import check_program
@@ -200,7 +201,7 @@ def check_carried(folder: Path, manifest: Manifest) -> Iterator[str]:
     """Yield the carried files that are not what was carried over."""
     for name, expected in manifest.carried.items():
         try:
-            content = (folder / name).read_bytes()
+            content = read_file(folder / name)
         except OSError as error:
             yield f"{name}: {error.strerror}"
             continue

@@ -21,7 +21,11 @@ STEMS = ("model", "diffusion_pytorch_model")
 CONFIG_NAME = "config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".gguf")
 _OF_ADAPTER = re.compile(r"(^|[._])(lora|hada|lokr|oft|ia3|vera)_|\.alpha$")
-"""In the name of every tensor of an adapter, and in few of a model's."""
+"""In the name of every tensor of an adapter's file, and in few of a model's."""
+_WITH_ADAPTER = re.compile(r"\.(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|base_layer)(\.|$)")
+"""In names of a model that an adapter was put on."""
+_QUANTIZED = re.compile(r"[._](qweight|qzeros|g_idx|weight_packed|absmax|quant_map|quant_state\..*)$")
+"""Ends names of numbers packed by a format that is not read."""
 _CARRIED = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".vocab", ".spm")
 
 
@@ -86,10 +90,7 @@ def open_checkpoint(folder: Folder, variant: str = "") -> Checkpoint:
         )
     files = tuple(folder.weights(name) for name in chosen)
     tensors = _gather_tensors(folder.label, files, weight_map, index)
-    if all(_OF_ADAPTER.search(name) for name in tensors):
-        raise CheckpointError(
-            f"{folder.label}: an adapter ({shown_name(next(iter(tensors)))}), which is not split; merge it first"
-        )
+    _check_kind(folder.label, tensors)
     carried = tuple(name for name in names if _is_carried(name))
     for name in carried:
         folder.check(name)
@@ -176,6 +177,7 @@ def _read_index(folder: Folder, name: str) -> dict[str, str]:
 
 
 def _load(folder: Folder, name: str) -> dict[str, Any]:
+    folder.check(name)
     text = folder.read(name, MAX_TEXT_NBYTES)
     try:
         return load_object(text)
@@ -204,6 +206,19 @@ def _gather_tensors(
     if not tensors:
         raise CheckpointError(f"{label}: holds no tensors")
     return tensors
+
+
+def _check_kind(label: str, tensors: Mapping[str, SourceTensor]) -> None:
+    """Refuse tensors that are no model's as it runs: of an adapter, with one, or packed by a quantized format."""
+    names = list(tensors)
+    adapter = names[0] if all(map(_OF_ADAPTER.search, names)) else ""
+    if adapter or (adapter := next(filter(_WITH_ADAPTER.search, names), "")):
+        raise CheckpointError(
+            f"{label}: {shown_name(adapter)}: of an adapter, which is not split; merge it into the model "
+            "(`merge_and_unload` of peft, `fuse_lora` of diffusers) and save the model again"
+        )
+    if packed := next(filter(_QUANTIZED.search, names), ""):
+        raise CheckpointError(f"{label}: {shown_name(packed)}: quantized; of the quantized formats only fp8 is split")
 
 
 def _read_config(folder: Folder, names: list[str]) -> dict[str, Any]:

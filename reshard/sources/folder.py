@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from manifests.errors import CheckpointError
-from manifests.header import Header, read_header
+from manifests.header import LFS_POINTER, Header, read_header
 from manifests.opening import open_file, read_file
 from manifests.shown import shown_name
 
@@ -88,9 +88,15 @@ class LocalFolder:
         """Refuse a file that cannot be read."""
         self._refuse_outside(name)
         try:
-            open_file(self.path / name).close()
+            with open_file(self.path / name) as file:
+                begin = file.read(len(LFS_POINTER))
         except OSError as error:
             raise self._unreadable(name, error) from error
+        if begin == LFS_POINTER:
+            raise CheckpointError(
+                f"{self.label}/{shown_name(name)}: a Git LFS pointer, not the file; "
+                "run `git lfs pull` there or download it again"
+            )
 
     def weights(self, name: str) -> WeightFile:
         """Read the header of a safetensors file."""

@@ -238,7 +238,9 @@ def _list_files(repo_id: str, revision: str) -> tuple[str, dict[str, str]]:
         timeout = constants.HF_HUB_ETAG_TIMEOUT
         model = HfApi().model_info(repo_id, revision=revision or None, files_metadata=True, timeout=timeout)
     if not model.sha:
-        raise CheckpointError(f"{repo_id}: {constants.ENDPOINT} names no commit for it; check HF_ENDPOINT")
+        raise CheckpointError(
+            without_secrets(f"{repo_id}: {constants.ENDPOINT} names no commit for it; check HF_ENDPOINT")
+        )
     files = model.siblings or []
     return model.sha, {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id or "" for file in files}
 
@@ -328,16 +330,29 @@ def _explain(error: BaseException, repo: str, revision: str, file: str) -> str:
     if reason is _REASONS["HfHubHTTPError"]:
         reason = _STATUS_REASONS.get(status, reason)
     detail = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
-    return reason.format(
-        repo=repo,
-        revision=revision,
-        file=file,
-        endpoint=constants.ENDPOINT,
-        cache=constants.HF_HUB_CACHE,
-        status=status,
-        kind=type(error).__name__,
-        detail=detail,
+    return without_secrets(
+        reason.format(
+            repo=repo,
+            revision=revision,
+            file=file,
+            endpoint=constants.ENDPOINT,
+            cache=constants.HF_HUB_CACHE,
+            status=status,
+            kind=type(error).__name__,
+            detail=detail,
+        )
     )
+
+
+def without_secrets(text: str) -> str:
+    """Return a message without what is nobody's business: tokens, and the passwords and signatures of addresses.
+
+    >>> without_secrets("GET https://user:pass@host/x?sig=abc failed")
+    'GET https://host/x failed'
+    """
+    text = re.sub(r"(?<=//)[^/@\s]+@", "", text)
+    text = re.sub(r"(?<=\w)\?[^\s'\"]+=[^\s'\"]*", "", text)
+    return re.sub(r"hf_\w{16,}", "hf_…", text)
 
 
 def _kinds(error: BaseException) -> list[str]:
