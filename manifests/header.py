@@ -167,8 +167,9 @@ def _parse_plain(raw: bytes, file_nbytes: int) -> Header | None:
     for name, entry in entries.items():
         kind = kinds.get((entry.dtype, entry.shape))
         if kind is None:
-            nbits = _nbits(entry.dtype, entry.shape)
-            if nbits is None or nbits % 8 or len(entry.shape) > MAX_DIMS:
+            # Many dimensions are refused before their product is taken.
+            nbits = _nbits(entry.dtype, entry.shape) if len(entry.shape) <= MAX_DIMS else None
+            if nbits is None or nbits % 8:
                 return None
             kind = kinds[entry.dtype, entry.shape] = entry.dtype, entry.shape, nbits // 8
         dtype, shape, nbytes = kind

@@ -10,7 +10,16 @@ import xxhash
 from manifests.belonging import belonging, foreign
 from manifests.errors import CheckpointError, DamageError, ReshardError
 from manifests.header import Header, read_header
-from manifests.manifest import MANIFEST_NAME, Extent, Manifest, SplitFile, check_published, read_manifest
+from manifests.manifest import (
+    MANIFEST_NAME,
+    Extent,
+    Manifest,
+    SplitFile,
+    check_published,
+    encode_manifest,
+    read_manifest,
+    read_text,
+)
 from manifests.opening import read_file
 from manifests.placement import local_shape, part_of
 from reshard.moves import Place, build_input, build_program, split_moves
@@ -54,7 +63,12 @@ def verify(out: str | Path, *, jobs: int = 2, progress: TotalProgress | None = N
     folder = Path(out)
     check_published(folder)
     manifest = read_manifest(folder)
-    findings = [*_check_coverage(manifest), *check_copies(manifest), *check_carried(folder, manifest)]
+    findings = [
+        *_check_text(folder, manifest),
+        *_check_coverage(manifest),
+        *check_copies(manifest),
+        *check_carried(folder, manifest),
+    ]
     readable = []
     for file in manifest.files:
         problems = list(check_file(folder, file, manifest))
@@ -123,6 +137,12 @@ def _header_of(path: Path) -> Header | None:
         return read_header(path)
     except CheckpointError:
         return None
+
+
+def _check_text(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """Yield whether the manifest may mean something else to another reader: it has a key twice, above all."""
+    if encode_manifest(manifest) != read_text(folder):
+        yield f"{MANIFEST_NAME}: is not encoded as a writer must; other readers may read something else"
 
 
 def _check_coverage(manifest: Manifest) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -439,59 +440,73 @@ MANIFESTS: dict[str, tuple[Change, str]] = {
     "a negative owner": (lambda m: m["files"][0].update(owners=[-1]), "owners"),
     "data past the file": (lambda m: m["files"][0].update(data_offset=10**6), "starts at byte 1000000"),
     "a negative size": (lambda m: m["files"][0].update(nbytes=-1), "nbytes"),
-    "an extent past the file": (lambda m: first(m["files"][0]["tensors"]).__setitem__(0, 10**6), "ends at byte"),
-    "an extent of nothing": (lambda m: m["files"][0]["tensors"].update({"model.x": [0, 0, []]}), "model.x"),
-    "too few hashes": (lambda m: first(m["files"][0]["tensors"]).__setitem__(2, []), "0 hashes"),
-    "an unknown dtype": (lambda m: m["tensors"]["model.a.weight"].update(dtype="F2"), "unknown dtype 'F2'"),
-    "a negative shape": (lambda m: m["tensors"]["model.a.weight"].update(shape=[-4, 4]), "shape"),
-    "a huge shape": (lambda m: m["tensors"]["model.a.weight"].update(shape=[2**62, 2**62]), "larger than a file"),
-    "many dimensions": (lambda m: m["tensors"]["model.a.weight"].update(shape=[1] * 40), "larger than a file"),
+    "an extent past the file": (lambda m: held(m).update(nbytes=[10**6]), "end at byte"),
+    "an extent of nothing": (lambda m: held(m).update(names=["model.a.weight", "model.x"], nbytes=[32, 0]), "model.x"),
+    "fewer sizes than names": (lambda m: held(m).update(nbytes=[]), "1 names, but 0 sizes"),
+    "too few hashes": (lambda m: held(m).update(tiles=""), "hashes of 0 digits, 32 expected"),
+    "an unknown dtype": (lambda m: kind(m).update(dtype="F2"), "unknown dtype 'F2'"),
+    "another dtype than the source's": (lambda m: kind(m).update(dtype="I32"), "model.a.weight"),
+    "a negative shape": (lambda m: kind(m).update(shape=[-4, 4]), "shape"),
+    "a huge shape": (lambda m: kind(m).update(shape=[2**62, 2**62]), "larger than a file"),
+    "many dimensions": (lambda m: kind(m).update(shape=[1] * 40), "larger than a file"),
+    "a kind that is not in the table": (lambda m: m["tensors"]["kinds"].__setitem__(0, 9), "none of the"),
     "a cut of a dimension that is not there": (lambda m: cut(m).update(dim=2), "cuts dims [2] of 2"),
     "an axis that is none": (lambda m: cut(m).update(axis="(4*"), "(4*"),
     "an axis of another size": (lambda m: cut(m).update(axis="(6*)"), "an axis of 6"),
     "an axis of many blocks": (lambda m: cut(m).update(axis="(1000000000, 2*)"), "blocks"),
     "a unit of nothing": (lambda m: cut(m).update(unit=0), "unit"),
-    "a mesh of other ranks": (lambda m: placement(m).update(mesh=[["tp", 3]]), "not of 2 ranks"),
-    "a mesh of no ranks": (lambda m: placement(m).update(mesh=[["tp", 0]]), "mesh"),
-    "a mesh axis twice": (lambda m: placement(m).update(mesh=[["a", 1], ["a", 2]]), "a mesh of"),
+    "a mesh of other ranks": (lambda m: kind(m)["placement"].update(mesh=[["tp", 3]]), "not of 2 ranks"),
+    "a mesh of no ranks": (lambda m: kind(m)["placement"].update(mesh=[["tp", 0]]), "mesh"),
+    "a mesh axis twice": (lambda m: kind(m)["placement"].update(mesh=[["a", 1], ["a", 2]]), "a mesh of"),
     "a tie to nothing": (lambda m: m["ties"].update(x="y"), "x is tied to y"),
     "a module's axis": (lambda m: m["modules"].update(x={"style": "colwise", "axis": "(("}), "modules: x"),
-    "a part of no source": (lambda m: m["tensors"]["model.a.weight"].update(parts=[{"source": "x"}]), "made from x"),
+    "a part of no source": (lambda m: make_from(m, 9, {}), "none of the"),
+    "a part of another shape": (lambda m: make_from(m, "model.norm.weight", {}), "made of"),
     "a run out of its source": (
-        lambda m: m["tensors"]["model.a.weight"].update(
-            parts=[{"source": "model.a.weight", "links": [[0, 0, [[0, 0, 5, 1, 0, 0]]], [1, 1, [[0, 0, 4, 1, 0, 0]]]]}]
+        lambda m: make_from(
+            m, "model.a.weight", {"links": [[0, 0, [[0, 0, 5, 1, 0, 0]]], [1, 1, [[0, 0, 4, 1, 0, 0]]]]}
         ),
         "lead out of it",
     ),
     "a run of a billion blocks": (
-        lambda m: m["tensors"]["model.a.weight"].update(
-            parts=[
-                {
-                    "source": "model.a.weight",
-                    "links": [[0, 0, [[0, 0, 1, 10**9, 0, 0]]], [1, 1, [[0, 0, 4, 1, 0, 0]]]],
-                }
-            ]
+        lambda m: make_from(
+            m, "model.a.weight", {"links": [[0, 0, [[0, 0, 1, 10**9, 0, 0]]], [1, 1, [[0, 0, 4, 1, 0, 0]]]]}
         ),
         "lead out of it",
     ),
     "a source tensor in two files": (
         lambda m: m["source"]["files"].append({**m["source"]["files"][0], "name": "y"}),
-        "is in two files",
+        "is there twice",
     ),
     "a number of 5000 digits": (lambda m: m.update(sizes={"x": "@"}), "manifest"),
 }
 
 
-def first(table: dict[str, Any]) -> Any:
-    return next(iter(table.values()))
+def held(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return what the first rank's file holds, which is ``model.a.weight`` alone."""
+    table: dict[str, Any] = manifest["files"][0]["tensors"]
+    table.update(names=table["names"][:1], nbytes=table["nbytes"][:1], tiles=table["tiles"][:32])
+    assert table["names"] == ["model.a.weight"]
+    return table
 
 
-def placement(manifest: dict[str, Any]) -> Any:
-    return manifest["tensors"]["model.a.weight"]["placement"]
+def kind(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the kind of ``model.a.weight``."""
+    tensors = manifest["tensors"]
+    found: dict[str, Any] = tensors["table"][tensors["kinds"][tensors["names"].index("model.a.weight")]]
+    return found
 
 
-def cut(manifest: dict[str, Any]) -> Any:
-    return placement(manifest)["cuts"][0]
+def cut(manifest: dict[str, Any]) -> dict[str, Any]:
+    first: dict[str, Any] = kind(manifest)["placement"]["cuts"][0]
+    return first
+
+
+def make_from(manifest: dict[str, Any], source: str | int, form: dict[str, Any]) -> None:
+    """Let ``model.a.weight`` be made from one source, by its name or its number."""
+    names = manifest["source"]["files"][0]["tensors"]["names"]
+    number = names.index(source) if isinstance(source, str) else source
+    manifest["parts"] = {"forms": [form], "tensors": {"model.a.weight": [[number], [0]]}}
 
 
 @pytest.mark.parametrize("kind", MANIFESTS)
@@ -520,13 +535,15 @@ def test_manifests(made: Path, tmp_path: Path, kind: str) -> None:
     assert sorted(made.iterdir()) == before
 
 
-def test_a_key_twice_in_a_manifest(made: Path) -> None:
+def test_a_key_twice_in_a_manifest(made: Path, tmp_path: Path) -> None:
     """Readers in other languages may take the other one."""
     good = (made / "split" / "manifest.json").read_bytes()
-    for key in (b'"world_size":2', b'"model.norm.weight":{"dtype":"F32","shape":[4]}'):
+    out = Path(shutil.copytree(made / "split", tmp_path / "split"))
+    for key in (b'"world_size":2', b'"layout":"checkpoint"'):
         assert good.count(key) == 1
-        with pytest.raises(ManifestError) as caught:
-            decode_manifest(resealed(good.replace(key, key + b"," + key)), "manifest.json")
+        (out / "manifest.json").write_bytes(resealed(good.replace(key, key + b"," + key)))
+        with pytest.raises(DamageError) as caught:
+            verify(out)
         assert mentions(caught.value, "manifest.json", "not encoded as a writer must")
 
 
