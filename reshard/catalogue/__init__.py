@@ -1,7 +1,8 @@
 """The catalogue: what is known of each model type, as data in this package.
 
-``transformers.json`` is exported from transformers by ``tools/export_catalogue.py``; ``ours.toml`` is written by hand
-and adds the axes of well-known modules and better plans. Splitting needs neither transformers nor torch.
+``transformers.json`` is exported from transformers by ``tools/export_catalogue.py``; the tables in ``ours`` are written
+by hand and add the axes of well-known modules, better plans, and plans of types for which transformers has none. Splitting needs neither transformers nor
+torch.
 """
 
 from reshard.catalogue.architecture import Architecture, Converter, Operation, Rename, Scope
