@@ -32,6 +32,13 @@ class InputNames:
         """
         return args[at] if at < len(args) else kwargs[self._key(at, kwargs)]
 
+    def find(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Return the input of a name, or None if the module has none of it or it was not passed."""
+        if name in kwargs or name not in self._names:
+            return kwargs.get(name)
+        at = self._names.index(name)
+        return args[at] if at < len(args) else None
+
     def put(self, at: int, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:  # noqa: ANN401
         """Return the inputs with another value at a place.
 
