@@ -27,6 +27,11 @@ def ours() -> dict[str, Any]:
     return content
 
 
+def own_plans() -> dict[str, dict[str, Any]]:
+    """Return the plans of our own by type: those in place of one of transformers, and those where it has none."""
+    return {name: table["plan"] for name, table in ours()["types"].items() if "plan" in table}
+
+
 def model_types() -> tuple[str, ...]:
     """Return the model types of which a class has a plan."""
     return tuple(sorted(name for name, entry in exported()["types"].items() if entry.get("classes")))
