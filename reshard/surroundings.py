@@ -5,8 +5,6 @@ from typing import TypeVar
 
 import msgspec
 
-from msgspec.structs import replace
-
 from manifests.errors import PlanError
 from manifests.expression import evaluate, parse_axis
 from manifests.layout import Mesh
@@ -84,7 +82,7 @@ class Surroundings:
         """Return the steps with the meshes of those that are about heads, given the mesh of every group of heads."""
         groups = {"group_rms_norm": lambda name: name.rpartition(".")[0], "cut_buffers": lambda name: name}
         return {
-            name: replace(entry, mesh=meshes.get(groups[entry.before](name), (("kv", 1), ("rep", 1))))
+            name: msgspec.structs.replace(entry, mesh=meshes.get(groups[entry.before](name), (("kv", 1), ("rep", 1))))
             if entry.before in groups and "@" in entry.axis
             else entry
             for name, entry in modules.items()

@@ -6,6 +6,7 @@ from loader.steps.site import Site, Step
 from manifests.errors import LoadError
 from manifests.layout import rank_runs
 from manifests.placement import bound_axis
+from manifests.runs import expand
 
 
 def cut_buffers(site: Site) -> Step:
@@ -15,11 +16,8 @@ def cut_buffers(site: Site) -> Step:
         LoadError: No buffer of the module has the axis.
     """
     axis = bound_axis(site.entry.axis)
-    runs = rank_runs(axis, site.mesh, site.rank)
-    spans = sorted(
-        (run.dst + i * run.dst_step, run.src + i * run.src_step, run.length) for run in runs for i in range(run.repeat)
-    )
-    chosen = torch.cat([torch.arange(start, start + length) for _, start, length in spans])
+    spans = expand(rank_runs(axis, site.mesh, site.rank))
+    chosen = torch.cat([torch.arange(src, src + length) for src, _, length in spans])
     cut = {}
     for name in site.module._non_persistent_buffers_set:
         buffer = site.module.get_buffer(name)

@@ -24,6 +24,9 @@ class InputNames:
     def __len__(self) -> int:
         return len(self._names)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
     def index(self, name: str) -> int:
         """Return the place of an input.
 
@@ -45,13 +48,6 @@ class InputNames:
             LoadError: It was not passed.
         """
         return args[at] if at < len(args) else kwargs[self._key(at, kwargs)]
-
-    def find(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-        """Return the input of a name, or None if the module has none of it or it was not passed."""
-        if name in kwargs or name not in self._names:
-            return kwargs.get(name)
-        at = self._names.index(name)
-        return args[at] if at < len(args) else None
 
     def put(self, at: int, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:  # noqa: ANN401
         """Return the inputs with another value at a place.

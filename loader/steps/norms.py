@@ -68,8 +68,10 @@ class _NormOverRanks:
         if not isinstance(epsilon, float):
             raise LoadError(f"{site.label}: has no epsilon under one of the names {', '.join(EPSILONS)}")
         self._epsilon = epsilon
-        self._gated_before = not getattr(module, "norm_before_gate", False)
         self._inputs, self._group = InputNames(module), site.group
+        # Where the gate is multiplied before the norm, it is a part of what is squared.
+        gated = "gate" in self._inputs and not getattr(module, "norm_before_gate", False)
+        self._gate = self._inputs.index("gate") if gated else None
         self._mean, self._groups, self._places = mean, groups, places
         self._copies = site.world_size // places
         self._place = site.rank // self._copies
@@ -80,8 +82,7 @@ class _NormOverRanks:
 
     def before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         states = self._inputs.get(0, args, kwargs).float()
-        gate = self._inputs.find("gate", args, kwargs)
-        if gate is not None and self._gated_before:
+        if self._gate is not None and (gate := self._inputs.find(self._gate, args, kwargs)) is not None:
             states = states * silu(gate.float())
         numel = states.shape[-1] // self._groups
         own = states.reshape(*states.shape[:-1], self._groups, numel).square().sum(-1)
