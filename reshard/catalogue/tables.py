@@ -35,7 +35,8 @@ def _joined(models: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, An
     """Return a type's tables with the lines of those that it is like, in their order, before its own."""
     likes = table.get("like", [])
     joined: dict[str, Any] = {}
-    for part in (*(models[name] for name in ([likes] if isinstance(likes, str) else likes)), table):
+    others = [_joined(models, models[name]) for name in ([likes] if isinstance(likes, str) else likes)]
+    for part in (*others, table):
         for key, lines in part.items():
             if key != "like":
                 joined[key] = {**joined.get(key, {}), **lines}
