@@ -99,8 +99,8 @@ def _decide(model: nn.Module, plan: Mapping[str, Any] | Path | str | None, world
     from reshard.resolving import resolve_model
 
     name = type(model).__name__
-    tensors, ties = _tensors(model)
-    resolved = resolve_model(tensors, _config(model), plan, world_size, ties=ties, label=name, experts=ep)
+    tensors, ties = tensors_of(model)
+    resolved = resolve_model(tensors, config_of(model), plan, world_size, ties=ties, label=name, experts=ep)
     resolution = resolved.resolution
     return Manifest(
         key=digest_of([world_size, ep, resolution.tensors, resolution.modules, resolution.attributes, resolution.ties]),
@@ -119,7 +119,7 @@ def _decide(model: nn.Module, plan: Mapping[str, Any] | Path | str | None, world
     )
 
 
-def _tensors(model: nn.Module) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, str]]:
+def tensors_of(model: nn.Module) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, str]]:
     """Return dtype and shape of every parameter and stored buffer, and which parameters are another one."""
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
     ties: dict[str, str] = {}
@@ -137,7 +137,7 @@ def _tensors(model: nn.Module) -> tuple[dict[str, tuple[str, tuple[int, ...]]], 
     return tensors, ties
 
 
-def _config(model: nn.Module) -> dict[str, Any]:
+def config_of(model: nn.Module) -> dict[str, Any]:
     """Return a model's configuration as its ``config.json`` would be; empty if it has none that is known."""
     config = getattr(model, "config", None)
     name = type(model).__name__
