@@ -148,6 +148,7 @@ TYPES: dict[str, Values] = {
     "olmo3": SLIDING,
     "olmo_hybrid": LINEAR,
     "paddleocr_vl_text": MROPE,
+    "phi4_multimodal": {"audio_config": {"ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32}},
     "qwen2": SLIDING,
     "qwen2_5_omni_text": {**SLIDING, **rotary(mrope_section=[2, 3, 3])},
     "qwen2_5_vl_text": {**SLIDING, **rotary(mrope_section=[2, 3, 3])},
