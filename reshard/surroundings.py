@@ -80,13 +80,12 @@ class Surroundings:
 
     def with_meshes(self, modules: Mapping[str, Module], meshes: Mapping[str, Mesh]) -> dict[str, Module]:
         """Return the steps with the meshes of those that are about heads, given the mesh of every group of heads."""
-        groups = {"group_rms_norm": lambda name: name.rpartition(".")[0], "cut_buffers": lambda name: name}
-        return {
-            name: msgspec.structs.replace(entry, mesh=meshes.get(groups[entry.before](name), (("kv", 1), ("rep", 1))))
-            if entry.before in groups and "@" in entry.axis
-            else entry
-            for name, entry in modules.items()
-        }
+        completed = dict(modules)
+        for name, entry in modules.items():
+            if entry.before in ("rms_norm", "group_rms_norm", "cut_buffers") and "@" in entry.axis:
+                heads = name if entry.before == "cut_buffers" else name.rpartition(".")[0]
+                completed[name] = msgspec.structs.replace(entry, mesh=meshes.get(heads, (("kv", 1), ("rep", 1))))
+        return completed
 
     def attributes(self, meshes: Mapping[str, Mesh]) -> dict[str, dict[str, int]]:
         """Return what to set on modules, given the mesh of every group of heads."""

@@ -1,7 +1,7 @@
-"""The share of the bytes that a rank holds, of every type: ``python -m tools.shares`` writes the table of docs/shares.md.
+"""What share of a model's bytes a rank holds: ``python -m tools.shares`` writes the table of docs/shares.md.
 
-A type is built without values, in the proportions of its configuration's defaults or, where those are of no model, of a
-published one (`PUBLISHED`). The planner decides what each of 2 and 4 ranks holds: by the plan of transformers, and by
+Every type is built without values, in the proportions of its configuration's defaults or, where those are no model, of
+a published one (`PUBLISHED`). The planner decides what each of 2 and 4 ranks holds: by the plan of transformers, and by
 ours.
 """
 
@@ -24,7 +24,7 @@ from manifests.placement import local_shape
 from reshard.resolving import resolve_model
 from tools.sweep.cases import ROOT, subjects
 from tools.sweep.tiny import model_class
-from tools.sweep.types import MROPE, WINDOW, rotary, rotary_by_layer
+from tools.sweep.types import rotary, rotary_by_layer
 
 PAGE = ROOT / "docs" / "shares.md"
 HEADING = "## By type\n"
@@ -119,7 +119,7 @@ def _nbytes_of(tensor: Tensor, rank: int) -> int:
 
 def whole(model: Any, lines: int) -> Iterator[str]:
     """Yield the largest of what every rank holds, with its share of the model."""
-    placed = place(model, DEGREES[-1])
+    placed = place(model, DEGREES[0])
     total = sum(nbytes(tensor.dtype, tensor.shape) for tensor in placed.values())
     kinds: dict[str, int] = {}
     for name, tensor in placed.items():
@@ -152,6 +152,50 @@ def line(row: Shares, known: Mapping[str, str]) -> str:
 
 
 PUBLISHED: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": rotary_by_layer({"layer_types": ["full_attention", "sliding_attention"] * 20}),
+    "deepseek_ocr2": {
+        "text_config": {
+            "num_hidden_layers": 12,
+            "mlp_layer_types": ["dense"] + ["sparse"] * 11,
+            "moe_intermediate_size": 1408,
+        }
+    },
+    "deepseek_ocr2_text": {
+        "num_hidden_layers": 12,
+        "mlp_layer_types": ["dense"] + ["sparse"] * 11,
+        "moe_intermediate_size": 1408,
+    },
+    "deepseek_v2": {"moe_intermediate_size": 1408, "intermediate_size": 10944},
+    "diffusion_gemma_text": {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
+    "dots1": {
+        "n_routed_experts": 128,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+    },
+    "glm4_moe": {"head_dim": 128},
+    "glm4v_moe": {"text_config": {"head_dim": 128}},
+    "glm4v_moe_text": {"head_dim": 128},
+    "hunyuan_v1_dense": {"head_dim": 128, **rotary()},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8, **rotary()},
+    "hunyuan_vl_text": {"head_dim": 128, **rotary()},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
+    "ministral": {"head_dim": 128},
+    "nanochat": {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 32},
+    "nemotron": {"num_key_value_heads": 8, "head_dim": 128},
+    "nemotron_h": {
+        "layer_types": (["linear_attention", "mlp"] * 5 + ["linear_attention", "full_attention", "mlp"]) * 4,
+        "num_hidden_layers": 52,
+    },
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 768},
+    "qwen3_omni_moe_text": {"num_attention_heads": 32, "head_dim": 128},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 16,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 256,
+        "indexer_budget": 2048,
+        "indexer_compress_ratio": 4,
+    },
 }
 """Values of published models, of types whose defaults are no model that can be built or divided."""
 

@@ -11,6 +11,7 @@ from manifests.errors import LoadError
 from manifests.layout import Mesh, rank_runs
 from manifests.manifest import Module
 from manifests.placement import bound_axis
+from manifests.runs import numel
 
 Group = dist.ProcessGroup | None
 """The ranks that compute together; None is the default group."""
@@ -67,6 +68,10 @@ class Site(NamedTuple):
     def mesh(self) -> Mesh:
         """The mesh over which the site's axis is divided."""
         return self.entry.mesh or (("tp", self.world_size),)
+
+    def owned_numel(self) -> int:
+        """Return the number of entries that this rank has of the site's axis, wherever they are."""
+        return numel(rank_runs(bound_axis(self.entry.axis), self.mesh, self.rank))
 
     def owned_range(self) -> tuple[int, int, int]:
         """Return the first entry and the number of entries that this rank owns of the site's axis, and its size."""
