@@ -26,7 +26,7 @@ def ours() -> dict[str, Any]:
         for name, table in tomllib.loads(file.read_text("utf-8")).items():
             content.setdefault(name, {}).update(table)
     types = content["types"]
-    models = {**content.get("parts", {}), **types}
+    models = {**types, **content.get("parts", {})}
     content["types"] = {name: _joined(models, table) for name, table in types.items()}
     return content
 
