@@ -81,7 +81,7 @@ def export_class(model: PreTrainedModel, scopes: list[tuple[str, PreTrainedModel
     """Return the entry of one model class.
 
     ``prefix`` is found in the built model, as ``base_model_prefix`` need not be the name of an attribute. ``modules``
-    are the parts beside the base model that own parameters. ``plan`` is what the classes have of their own.
+    are the parts beside the base model that own tensors. ``plan`` is what the classes have of their own.
     """
     prefix = base_prefix(model, scopes)
     ties = export_ties(model)
@@ -112,9 +112,9 @@ def export_scope(model: PreTrainedModel, prefix: str, part: PreTrainedModel) -> 
 
 
 def own_modules(model: PreTrainedModel, prefix: str) -> list[str]:
-    """Return the names of the modules with parameters beside the base model."""
-    with_parameters = {name.split(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
-    return sorted(with_parameters - {prefix.split(".")[0]})
+    """Return the names of what owns stored tensors beside the base model; of a tensor of the model's own, its name."""
+    owners = {name.split(".")[0] for name in model.state_dict()}
+    return sorted(owners - {prefix.split(".")[0]})
 
 
 def _defaults_in_parts(model: PreTrainedModel, entry: dict[str, Any]) -> dict[str, int]:
