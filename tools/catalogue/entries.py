@@ -1,5 +1,6 @@
 """The catalogue's entries, put together and checked against transformers."""
 
+import re
 from typing import Any
 
 import transformers
@@ -38,14 +39,17 @@ def add_type(model_type: str, types: dict[str, Any]) -> list[Used]:
     """Add the entry of a type, and to those of its parts the plans, which a built model shows."""
     entry = _entry_of(model_type, types)
     used = []
-    for cls in find_classes(model_type):
-        model = build_small(cls, model_type)
+    models = [build_small(cls, model_type) for cls in find_classes(model_type)]
+    bases = [model for model in models if model.base_model is model]
+    for model in models:
         scopes = find_scopes(model)
         for _, part in scopes:
             _add_plans(part, types)
         if is_planned(model, scopes):
-            entry["classes"][cls.__name__] = export_class(model, scopes)
-            entry["defaults"] = {**_defaults_in_parts(model, entry["classes"][cls.__name__]), **entry["defaults"]}
+            name = type(model).__name__
+            entry["classes"][name] = export_class(model, scopes)
+            entry["classes"][name]["ignored"] += absent_parts(model, bases)
+            entry["defaults"] = {**_defaults_in_parts(model, entry["classes"][name]), **entry["defaults"]}
             used.append(used_plans(model))
     _share(entry)
     return used
@@ -95,6 +99,17 @@ def export_class(model: PreTrainedModel, scopes: list[tuple[str, PreTrainedModel
         "base_prefix": model.base_model_prefix,
         **export_conversions(model),
     }
+
+
+def absent_parts(model: PreTrainedModel, bases: list[PreTrainedModel]) -> list[str]:
+    """Return patterns of what the base model of a class lacks beside the type's own base model, such as a pooler."""
+    inner = model.base_model
+    whole = [base for base in bases if type(base) is type(inner) and base is not inner]
+    if inner is model or not whole:
+        return []
+    parts, own = ({name.split(".")[0] for name in one.state_dict()} for one in (whole[0], inner))
+    prefix = next(name for name, module in model.named_modules() if module is inner)
+    return [rf"^{re.escape(prefix)}\.{re.escape(part)}\." for part in sorted(parts - own)]
 
 
 def base_prefix(model: PreTrainedModel, scopes: list[tuple[str, PreTrainedModel]]) -> str:
