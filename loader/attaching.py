@@ -62,7 +62,8 @@ def check_fits(module: nn.Module, shard: Shard) -> None:
             problems.append(f"{name}: in the split, but no parameter of the model")
         elif tuple(mine.shape) != (expected := torch_shape(tensor.dtype, tensor.shape)):
             problems.append(f"{name}: {list(mine.shape)} in the model, {list(expected)} in the split")
-    problems += [f"{name}: a parameter of the model, but in no file" for name in sorted(state - set(shard) - set(ties))]
+    missing = state - set(shard) - set(ties) - {name for name in unsaved(module) if not parameters[name].is_meta}
+    problems += [f"{name}: a parameter of the model, but in no file" for name in sorted(missing)]
     for name, source in ties.items():
         problems += [f"{n}: tied, but no parameter of the model" for n in (name, source) if n not in parameters]
     stranded = [name for name, buffer in buffers.items() if buffer.is_meta and name not in shard]
@@ -72,6 +73,12 @@ def check_fits(module: nn.Module, shard: Shard) -> None:
         shown = "\n".join(f"  {problem}" for problem in problems[:20])
         more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
         raise LoadError(f"{type(module).__name__}: the split is not of this model:\n{shown}{more}")
+
+
+def unsaved(module: nn.Module) -> tuple[str, ...]:
+    """Return the parameters of a model of transformers that its class computes and does not save."""
+    names = getattr(module, "_keys_to_ignore_on_save", None) or ()
+    return tuple(name for name, _ in module.named_parameters() if name in names)
 
 
 Entry = TypeVar("Entry")

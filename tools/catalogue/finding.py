@@ -17,7 +17,7 @@ from .small import own_config
 UNBUILT = {"nougat"}
 """Composites of which the type's own configuration is not one: nothing is known of their parts."""
 
-UNBUILT_CLASSES = {"EsmForProteinFolding"}
+UNBUILT_CLASSES = {"BeitForSemanticSegmentation", "EsmForProteinFolding"}
 """Classes that none of our configurations builds."""
 
 
