@@ -66,7 +66,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "sweep", help="folder for the list of types")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    types = {row.name: row.model_type for row in subjects(options.work) if "+" not in row.name}
+    types = compared_types(options.work)
     if options.only:
         for name in fnmatch.filter(types, options.only):
             model = build(types[name])
@@ -76,6 +76,11 @@ def main() -> int:
     rows = [measure(name, build(model_type)) for name, model_type in types.items()]
     PAGE.write_text("\n".join([head + HEADING, *table(rows, reasons(head)), ""]), encoding="utf-8")
     return 0
+
+
+def compared_types(work: Path) -> dict[str, str]:
+    """Return the types for which transformers has a plan, each with the type that is built for it."""
+    return {row.name: row.model_type for row in subjects(work) if row.has_peer and "+" not in row.name}
 
 
 def build(model_type: str) -> Any:
