@@ -71,7 +71,8 @@ def check_fits(module: nn.Module, shard: Shard, *, dtypes: Literal["same", "any 
             problems.append(f"{name}: {list(mine.shape)} in the model, {list(expected)} in the split")
         elif (dtype := torch_dtype(tensor.dtype)) != mine.dtype and not _may_become(dtype, mine.dtype, dtypes):
             problems.append(f"{name}: {mine.dtype} in the model, {dtype} in the split")
-    problems += [f"{name}: a parameter of the model, but in no file" for name in sorted(state - set(shard) - set(ties))]
+    missing = state - set(shard) - set(ties) - {name for name in unsaved(module) if not parameters[name].is_meta}
+    problems += [f"{name}: a parameter of the model, but in no file" for name in sorted(missing)]
     for name, source in ties.items():
         problems += [f"{n}: tied, but no parameter of the model" for n in (name, source) if n not in parameters]
     stranded = [name for name, buffer in buffers.items() if buffer.is_meta and name not in shard]
@@ -86,6 +87,12 @@ def check_fits(module: nn.Module, shard: Shard, *, dtypes: Literal["same", "any 
 def _may_become(dtype: torch.dtype, mine: torch.dtype, dtypes: str) -> bool:
     floats = all(one.is_floating_point and one.itemsize > 1 for one in (dtype, mine))
     return dtypes == "any" or (dtypes == "any float" and floats)
+
+
+def unsaved(module: nn.Module) -> tuple[str, ...]:
+    """Return the parameters of a model of transformers that its class computes and does not save."""
+    names = getattr(module, "_keys_to_ignore_on_save", None) or ()
+    return tuple(name for name, _ in module.named_parameters() if name in names)
 
 
 Entry = TypeVar("Entry")

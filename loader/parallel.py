@@ -21,7 +21,7 @@ from loader.hooks import check_fresh, check_modules, install_hooks
 from loader.shard import Shard
 from manifests.errors import LoadError
 from manifests.manifest import Manifest, Model, Source, Tensor, digest_of
-from manifests.placement import dim_runs
+from manifests.placement import counts, dim_runs
 
 _DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items() if name != "F4"}
 
@@ -100,8 +100,8 @@ def _decide(model: nn.Module, plan: Mapping[str, Any] | Path | str | None, world
     from reshard.resolving import resolve_model
 
     name = type(model).__name__
-    tensors, ties = _tensors(model)
-    resolved = resolve_model(tensors, _config(model), plan, world_size, ties=ties, label=name, experts=ep)
+    tensors, ties = tensors_of(model)
+    resolved = resolve_model(tensors, config_of(model), plan, world_size, ties=ties, label=name, experts=ep)
     resolution = resolved.resolution
     return Manifest(
         key=digest_of([world_size, ep, resolution.tensors, resolution.modules, resolution.attributes, resolution.ties]),
@@ -120,7 +120,7 @@ def _decide(model: nn.Module, plan: Mapping[str, Any] | Path | str | None, world
     )
 
 
-def _tensors(model: nn.Module) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, str]]:
+def tensors_of(model: nn.Module) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, str]]:
     """Return dtype and shape of every parameter and stored buffer, and which parameters are another one."""
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
     ties: dict[str, str] = {}
@@ -138,7 +138,7 @@ def _tensors(model: nn.Module) -> tuple[dict[str, tuple[str, tuple[int, ...]]], 
     return tensors, ties
 
 
-def _config(model: nn.Module) -> dict[str, Any]:
+def config_of(model: nn.Module) -> dict[str, Any]:
     """Return a model's configuration as its ``config.json`` would be; empty if it has none that is known."""
     config = getattr(model, "config", None)
     name = type(model).__name__
@@ -160,9 +160,8 @@ class _Part(Shard):
         owner, leaf = self._model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
         whole = (owner.get_buffer(leaf) if leaf in owner._buffers else owner.get_parameter(leaf)).detach()
         tensor = self.manifest.tensors[name]
-        if tensor.placement.partial and self.rank != 0:
-            return torch.zeros_like(whole)
-        return _cut(whole, tensor, self.rank)
+        part = _cut(whole, tensor, self.rank)
+        return part if counts(tensor.placement, self.rank) else torch.zeros_like(part)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.manifest.tensors)

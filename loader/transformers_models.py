@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from loader.attaching import Convert
+from loader.attaching import Convert, unsaved
 from loader.meta import parameters_on_meta
 from manifests.errors import LoadError
 
@@ -54,9 +54,23 @@ def build(folder: Path, model_class: Any, dtype: torch.dtype, config_values: dic
         raise LoadError(f"{folder}: a quantized model is not built yet; use loader.open_shard for its tensors")
     with no_init_weights(), parameters_on_meta():
         model = model_class._from_config(config, dtype=dtype, **chosen)
+    compute_unsaved(model, dtype)
     if model.can_generate() and (folder / "generation_config.json").exists():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
     return model.eval()
+
+
+def compute_unsaved(model: Any, dtype: torch.dtype) -> None:  # noqa: ANN401
+    """Give the parameters that the class computes, and therefore does not save, their values.
+
+    Source: ``_keys_to_ignore_on_save`` and ``_init_weights`` of the class.
+    """
+    for name in unsaved(model):
+        owner, _, leaf = name.rpartition(".")
+        module = model.get_submodule(owner)
+        empty = torch.empty(module._parameters[leaf].shape, dtype=dtype)
+        module._parameters[leaf] = torch.nn.Parameter(empty, requires_grad=False)
+        model._init_weights(module)
 
 
 def converter(model: Any, dtype: torch.dtype) -> Convert:  # noqa: ANN401

@@ -90,8 +90,9 @@ def check_runtime(manifest: Any) -> None:  # noqa: ANN401 - a manifest, or what 
         if one in manifest.tensors or other not in manifest.tensors:
             raise ManifestError(f"ties: {shown_name(one)} is tied to {shown_name(other)}, which does not fit tensors")
     for name, module in manifest.modules.items():
-        if problem := _mesh_problem(module.mesh, manifest.world_size) or _axis_problem(module.axis):
-            raise ManifestError(f"modules: {shown_name(name)}: {problem}")
+        for mesh, axis in [(module.mesh, module.axis), *((entry.mesh, entry.axis) for entry in module.inputs)]:
+            if problem := _mesh_problem(mesh, manifest.world_size) or _axis_problem(axis):
+                raise ManifestError(f"modules: {shown_name(name)}: {problem}")
 
 
 def _different(tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:

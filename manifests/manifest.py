@@ -21,6 +21,7 @@ from manifests.columns import Extent as Extent
 from manifests.columns import Extents as Extents
 from manifests.columns import SourceTensor as SourceTensor
 from manifests.contents import FORMAT, VERSION
+from manifests.contents import Input as Input
 from manifests.contents import Link as Link
 from manifests.contents import Manifest as Manifest
 from manifests.contents import Model as Model

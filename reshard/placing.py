@@ -118,8 +118,8 @@ class _Resolver:
         self._note_little(demands)
         return Resolution(
             tensors=self._placed(placements),
-            rules={name: rule for name, rule in self.wishes.rules.items() if name not in self.model.ties},
-            modules=modules,
+            rules={name: rule for name, rule in self.wishes.rules.items() if name in self.model.tensors},
+            modules=surroundings.with_inputs(surroundings.with_meshes(modules, meshes), meshes),
             attributes=surroundings.attributes(meshes),
             ties=dict(self.model.ties),
             sizes=dict(sorted(self.model.sizes.used.items())),

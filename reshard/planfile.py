@@ -1,4 +1,4 @@
-"""Plan files: TOML or JSON, with the tables plan, experts, sizes, attributes; or a bare dictionary of rules."""
+"""Plan files: TOML or JSON, with the tables plan, experts, sizes, attributes, inputs; or a bare dictionary of rules."""
 
 import tomllib
 from pathlib import Path
@@ -8,10 +8,10 @@ from manifests.errors import PlanError
 from manifests.jsontext import load_object
 from manifests.opening import read_file
 from manifests.shown import shown, shown_name
-from reshard.plans import Plan, build_rule
+from reshard.plans import Plan, build_inputs, build_rule
 
 MAX_PLAN_NBYTES = 1_000_000
-_TABLES = {"plan", "experts", "sizes", "attributes"}
+_TABLES = {"plan", "experts", "sizes", "attributes", "inputs"}
 _MAX_DOTS = 200
 
 
@@ -47,9 +47,10 @@ def build_plan(document: dict[str, Any], label: str) -> Plan:
     sizes = {
         name: _formula(value, f"{label}: sizes.{shown_name(name)}") for name, value in tables.get("sizes", {}).items()
     }
-    for module, table in tables.get("attributes", {}).items():
-        if not isinstance(table, dict):
-            raise PlanError(f"{label}: attributes.{shown_name(module)} is not a table")
+    for kind in ("attributes", "inputs"):
+        for module, table in tables.get(kind, {}).items():
+            if not isinstance(table, dict):
+                raise PlanError(f"{label}: {kind}.{shown_name(module)} is not a table")
     attributes = {
         module: {
             name: _formula(value, f"{label}: attributes.{shown_name(module)}.{shown_name(name)}")
@@ -58,7 +59,10 @@ def build_plan(document: dict[str, Any], label: str) -> Plan:
         for module, table in tables.get("attributes", {}).items()
     }
     experts = tuple(build_rule(pattern, choice, label) for pattern, choice in tables.get("experts", {}).items())
-    return Plan(label, rules, sizes, (), attributes, expert_rules=experts)
+    inputs = {
+        module: build_inputs(table, f"{label}: inputs.{module}") for module, table in tables.get("inputs", {}).items()
+    }
+    return Plan(label, rules, sizes, (), attributes, inputs, expert_rules=experts)
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:

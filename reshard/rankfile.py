@@ -15,7 +15,7 @@ from manifests.dtypes import atom, nbytes
 from manifests.header import DATA_ALIGNMENT, StoredTensor, encode_columns
 from manifests.manifest import Tensor
 from manifests.natural import natural_order
-from manifests.placement import local_shape
+from manifests.placement import counts, local_shape
 from reshard.movetable import FilePlaces
 
 ALIGNMENT = 64
@@ -125,10 +125,12 @@ def plan_files(
             homes = known[id(tensor)] = []
             if tensor.unused:
                 homes.append((unused, _shard(tensor, 0)))
-            elif tensor.placement.partial and not options.self_contained:
-                homes.append((ranks[0], _shard(tensor, 0)))
-            elif tensor.placement.cuts or options.self_contained:
-                homes += [(ranks[rank], _shard(tensor, rank)) for rank in range(world_size)]
+            elif tensor.placement.cuts or tensor.placement.partial or options.self_contained:
+                homes += [
+                    (ranks[rank], _shard(tensor, rank))
+                    for rank in range(world_size)
+                    if options.self_contained or counts(tensor.placement, rank)
+                ]
             else:
                 homes.append((common, _shard(tensor, 0)))
         for group, shard in homes:

@@ -33,6 +33,7 @@ def resolve_model(
     ties: Mapping[str, str],
     label: str,
     experts: int = 1,
+    plan_source: str = "reshard",
 ) -> ResolvedModel:
     """Decide how the tensors of a model are divided, as a split of its checkpoint would.
 
@@ -45,13 +46,14 @@ def resolve_model(
         ties: Parameters that are another one: name to name.
         label: How messages name the model.
         experts: Over how many of the ranks experts are divided; 1 leaves all experts on every rank.
+        plan_source: Whose built-in plan: "reshard" or "transformers".
 
     Raises:
         PlanError: No plan, or one that does not fit.
         DegreeError: The number of ranks does not divide the model.
     """
     check_degree(world_size, experts)
-    options = Options(plan=plan, experts=experts)
+    options = Options(plan=plan, plan_source=plan_source, experts=experts)
     stored = {name: SourceTensor(0, StoredTensor(dtype, shape, 0, 0)) for name, (dtype, shape) in tensors.items()}
     checkpoint = Checkpoint(_Memory(label), (), stored, "", config, (), ())
     runtime = {name: RuntimeTensor(dtype, shape) for name, (dtype, shape) in tensors.items()}

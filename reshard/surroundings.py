@@ -2,16 +2,21 @@
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from typing import TypeVar
+
+import msgspec
 
 from manifests.errors import PlanError
-from manifests.expression import evaluate
+from manifests.expression import evaluate, parse_axis
 from manifests.layout import Axis, Mesh
-from manifests.manifest import Module, Rule
+from manifests.manifest import Input, Module, Rule
 from manifests.natural import alike
 from manifests.styles import Style, resolve_style
 from reshard.degrees import Demand, World
-from reshard.plans import Matcher, Plan, modules_of
+from reshard.plans import InputBinding, Matcher, Plan, expand_conditions, modules_of
 from reshard.wishes import Wishes
+
+Entry = TypeVar("Entry")
 
 
 class Surroundings:
@@ -39,9 +44,15 @@ class Surroundings:
             if style.before == "route_local":
                 modules[module] = self._routed(style, module, demands)
             elif style.before or style.after or style.own:
-                row = style.name, style.before, style.after, _text(weight.cuts[0].axis) if weight else ""
+                row = style.name, style.before, style.after, self._axis(weight, rule, module)
                 modules[module] = shared.setdefault(row, Module(*row))
         return modules
+
+    def _axis(self, weight: Demand | None, rule: Rule, module: str) -> str:
+        """Return the axis that a module's steps refer to; that of its buffers only its rule knows."""
+        if weight:
+            return _text(weight.cuts[0].axis)
+        return str(self._wishes.axes.bind(rule.layout, f"{module}.", module, None)) if rule.layout else ""
 
     def _taken(self) -> Iterator[tuple[str, Rule]]:
         """Yield the modules that a rule takes, with it."""
@@ -55,11 +66,11 @@ class Surroundings:
                 yield module, rule
 
     def _without_tensors(self, owners: list[str]) -> list[str]:
-        """Return the identities that rules name inside of modules with tensors; no tensor's name tells of them."""
+        """Return the modules that rules name inside of modules with tensors; no tensor's name tells of them."""
         found: list[str] = []
         for rule in self._plan.rules:
             parent, _, leaf = rule.pattern.rpartition(".")
-            if resolve_style(rule.style).before == "divide_input" and parent and leaf != "*":
+            if resolve_style(rule.style).before in ("divide_input", "l2_norm") and parent and leaf != "*":
                 inside = Matcher([Rule(parent, "")])
                 names = [f"{owner}.{leaf}" for owner in owners if inside.find(owner)]
                 known = set(owners)
@@ -73,7 +84,7 @@ class Surroundings:
         if len(axes) != 1:
             found = " and ".join(sorted(axes)) or "nothing"
             raise PlanError(f"{self._plan.label}: {module}: {style.name} needs experts divided alike, found {found}")
-        copied = [demand.name for demand in mine if "etp" not in demand.mesh_axes]
+        copied = [demand.name for demand in mine if "etp" not in demand.mesh_axes and not demand.partial]
         if 0 < len(copied) < len(mine):
             ranks = self._world.size // self._world.experts
             raise PlanError(
@@ -83,23 +94,26 @@ class Surroundings:
         mesh = self._world.expert_mesh("rep" if copied else "etp") or ()
         return Module(style.name, style.before, style.after, axes.pop(), mesh)
 
+    def with_meshes(self, modules: Mapping[str, Module], meshes: Mapping[str, Mesh]) -> dict[str, Module]:
+        """Return the steps with the meshes of those that are about heads, given the mesh of every group of heads."""
+        completed = dict(modules)
+        for name, entry in modules.items():
+            if entry.before in ("rms_norm", "group_rms_norm", "cut_buffers") and "@" in entry.axis:
+                heads = name if entry.before == "cut_buffers" else name.rpartition(".")[0]
+                completed[name] = msgspec.structs.replace(entry, mesh=meshes.get(heads, (("kv", 1), ("rep", 1))))
+        return completed
+
     def attributes(self, meshes: Mapping[str, Mesh]) -> dict[str, dict[str, int]]:
         """Return what to set on modules, given the mesh of every group of heads."""
         if not self._plan.attributes:
             return {}
-        rules = [Rule(pattern, "") for pattern in self._plan.attributes]
-        matcher = Matcher(rules)
         attributes: dict[str, dict[str, int]] = {}
-        known: dict[str, Rule | None] = {}
-        for module, kind in zip(self._owners, alike(self._owners, matcher.numbers), strict=True):
-            if kind not in known:
-                known[kind] = matcher.find(module)
-            rule = known[kind]
-            if rule is None:
-                continue
-            mesh = {"tp": self._world.size, **dict(meshes.get(module, (("kv", 1), ("rep", 1))))}
+        for module, formulas in self._fitting(self._plan.attributes):
+            # Those of a norm beside the heads are the heads'.
+            heads = meshes.get(module) or meshes.get(module.rpartition(".")[0]) or (("kv", 1), ("rep", 1))
+            mesh = {"tp": self._world.size, **dict(heads)}
             changed: dict[str, int] = {}
-            for name, formula in self._plan.attributes[rule.pattern].items():
+            for name, formula in formulas.items():
                 alone = self._evaluate(formula, dict.fromkeys((*mesh, "kv", "rep"), 1), module)
                 local = self._evaluate(formula, mesh, module)
                 if local != alone:
@@ -107,6 +121,38 @@ class Surroundings:
             if changed:
                 attributes[module] = changed
         return attributes
+
+    def with_inputs(self, modules: Mapping[str, Module], meshes: Mapping[str, Mesh]) -> dict[str, Module]:
+        """Return the modules with the arguments of which every rank takes its part; of one rank it is all."""
+        completed = dict(modules)
+        if self._world.size == 1:
+            return completed
+        for module, bindings in self._fitting(self._plan.inputs):
+            own = completed.get(module, Module("replicate"))
+            inputs = tuple(self._input(binding, module, meshes) for binding in bindings)
+            completed[module] = msgspec.structs.replace(own, inputs=inputs)
+        return completed
+
+    def _input(self, binding: InputBinding, module: str, meshes: Mapping[str, Mesh]) -> Input:
+        try:
+            axis = parse_axis(binding.layout, self._wishes.axes.sizes_in(module))
+        except PlanError as error:
+            raise PlanError(f"{self._plan.label}: inputs of {module}: {error}") from error
+        grouped = axis.mesh_axes() & {"kv", "rep"}
+        mesh = meshes.get(module, (("kv", 1), ("rep", 1))) if grouped else self._world.plain_mesh
+        return Input(binding.name, binding.dim, str(axis), mesh)
+
+    def _fitting(self, patterns: Mapping[str, Entry]) -> Iterator[tuple[str, Entry]]:
+        """Yield the modules that patterns fit, each with what the most literal of them has for it."""
+        # A rule's style keeps the pattern that it comes from.
+        rules = [Rule(pattern, pattern) for pattern in patterns]
+        matcher = Matcher(expand_conditions(rules, list(self._wishes.tensors)))
+        known: dict[str, Rule | None] = {}
+        for module, kind in zip(self._owners, alike(self._owners, matcher.numbers), strict=True):
+            if kind not in known:
+                known[kind] = matcher.find(module)
+            if rule := known[kind]:
+                yield module, patterns[rule.style]
 
     def _evaluate(self, formula: str, mesh: Mapping[str, int], module: str) -> int:
         try:

@@ -160,6 +160,70 @@ class WithShared(Part):
         return nn.functional.linear((x @ self.up.T).relu(), self.down) + self.shared(x)
 
 
+class Biased(Part):
+    """A part with a bias of its own, which is added to what the ranks sum up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset = nn.Parameter(torch.empty(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear((x @ self.up.T).relu(), self.down) + self.offset
+
+
+class UnitNorm(nn.Module):
+    """A norm by the length, without parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps = 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (x.square().sum(-1, keepdim=True) + self.eps).rsqrt()
+
+
+class GatedNorm(nn.Module):
+    """An RMS norm over groups of features, after a gate."""
+
+    def __init__(self, size: int, groups: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.group_size = size // groups
+        self.variance_epsilon = 0.5
+
+    def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        if gate is not None:
+            hidden_states = hidden_states * nn.functional.silu(gate)
+        groups = hidden_states.unflatten(-1, (-1, self.group_size))
+        normed = groups * (groups.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+        return self.weight * normed.flatten(-2)
+
+
+class GatedBlock(nn.Module):
+    """Two projections, one the other's gate, normed in groups."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(6, 16), nn.Linear(6, 16), nn.Linear(16, 5)
+        self.norm = GatedNorm(16, groups)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.norm(self.up(x), self.gate(x)))
+
+
+class Multiplied(nn.Module):
+    """A projection of two blocks, each of which has multipliers that no checkpoint holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 16), nn.Linear(8, 5)
+        self.multipliers = nn.Buffer(torch.arange(16.0, device="cpu").view(1, 16), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = (self.up(x) * self.multipliers).chunk(2, -1)
+        return self.down(gate.relu() * up)
+
+
 class Scale(nn.Module):
     """A norm as far as the sequence goes: every position by itself."""
 
@@ -260,6 +324,16 @@ ROUTED = {
     "experts": {"experts": "ep_dispatch_experts", "experts.up": "grouped_gemm", "experts.down": "grouped_gemm"},
 }
 DIVIDED = {"experts": 2}
+
+
+def normed_in_groups(groups: int) -> dict[str, Any]:
+    """Return the plan of a block whose heads are two for each of two groups, or four in one."""
+    out, into = ({"style": style, "layout": f"({groups}@kv, {4 // groups}@rep, 4)"} for style in ("colwise", "rowwise"))
+    norm = {**out, "style": "group_rms_norm"}
+    plan = {"block.up": out, "block.gate": out, "block.norm": norm, "block.down": into}
+    return {"plan": plan, "attributes": {"block.norm": {"group_size": f"{16 // groups} / rep"}}}
+
+
 ROUTING = call(numbers(5, 6), torch.tensor([[0, 3], [1, 2], [3, 1], [2, 3], [0, 1]]), numbers(5, 2, seed=1))
 
 CASES = (
@@ -309,6 +383,54 @@ CASES = (
         },
         (call(numbers(4, 6)),),
         compiles=True,
+    ),
+    Case(
+        "rms_norm",
+        lambda: chain(up=nn.Linear(6, 8), norm=nn.RMSNorm(8, eps=0.5), down=nn.Linear(8, 5)),
+        {"up": "colwise", "norm": "rms_norm", "down": "rowwise"},
+        (call(numbers(2, 3, 6)), call(numbers(6)), call(numbers(0, 6))),
+        compiles=True,
+        exact=False,
+    ),
+    Case(
+        "l2_norm",
+        lambda: chain(block=chain(up=nn.Linear(6, 8), norm=UnitNorm(), down=nn.Linear(8, 5))),
+        {"block.up": "colwise", "block.norm": "l2_norm", "block.down": "rowwise"},
+        (call(numbers(2, 3, 6)),),
+        compiles=True,
+        exact=False,
+    ),
+    Case(
+        "group_rms_norm, a group on both ranks",
+        lambda: chain(block=GatedBlock(1)),
+        normed_in_groups(1),
+        (call(numbers(2, 3, 6)),),
+        compiles=True,
+        exact=False,
+    ),
+    Case(
+        "group_rms_norm, a group a rank",
+        lambda: chain(block=GatedBlock(2)),
+        normed_in_groups(2),
+        (call(numbers(2, 3, 6)),),
+        exact=False,
+    ),
+    Case(
+        "cut_buffers",
+        lambda: chain(block=Multiplied()),
+        {
+            "block": {"style": "cut_buffers", "layout": "(2, 8*)"},
+            "block.up": "packed_colwise",
+            "block.down": "rowwise",
+        },
+        (call(numbers(2, 3, 6)),),
+        compiles=True,
+    ),
+    Case(
+        "partial",
+        lambda: chain(part=Biased()),
+        {"part": "all_reduce", "part.up": "colwise", "part.down": "rowwise", "part.offset": "partial"},
+        (call(numbers(2, 6)),),
     ),
     Case(
         "own: forward",

@@ -25,6 +25,7 @@ from reshard.catalogue import (
     find_architecture,
     model_types,
     ours,
+    own_plans,
 )
 from reshard.recipes.recipe import runtime_tensors
 from reshard.sizes import Sizes, scoped_sizes
@@ -120,7 +121,7 @@ def test_every_public_class_of_a_part_is_known() -> None:
     classes = [one for entry in exported()["types"].values() for one in entry.get("classes", {}).values()]
     parts = {scope[1] for one in classes for scope in one["scopes"]}
     planned = {name for name, entry in exported()["types"].items() if "plan" in entry or "ep_plan" in entry}
-    assert parts == planned
+    assert parts == planned | own_plans().keys()
 
 
 @pytest.mark.parametrize(("name", "model_type"), CONVERTED.items())
@@ -234,7 +235,10 @@ def test_a_file_chooses_the_type_of_a_part() -> None:
     }
     found = find_architecture(config)
     assert found is not None
-    assert found.scopes == (Scope("model.language_model", "qwen3_moe", "text_config"),)
+    assert found.scopes == (
+        Scope("model.vision_tower", "clip_vision_model", "vision_config"),
+        Scope("model.language_model", "qwen3_moe", "text_config"),
+    )
     assert any(converter.scope == "language_model" for converter in found.converters)
     rules = {rule.pattern: rule.style for rule in built_in_plan(found, "transformers").rules}
     expected = CONFIG_MAPPING["qwen3_moe"].base_model_tp_plan
@@ -246,11 +250,12 @@ def test_a_composite_of_parts_without_plan_is_refused(tmp_path: Path) -> None:
     config = {
         "model_type": "llava",
         "architectures": ["LlavaForConditionalGeneration"],
-        "text_config": {"model_type": "opt"},
+        "text_config": {"model_type": "xlnet"},
+        "vision_config": {"model_type": "swin"},
     }
     with pytest.raises(PlanError) as caught:
         plan(save(tmp_path / "m", {"model.language_model.w": count(4)}, config), tp=1)
-    assert mentions(caught.value, "llava", "text_config opt", "--plan")
+    assert mentions(caught.value, "llava", "text_config xlnet", "vision_config swin", "--plan")
 
 
 TIED = {

@@ -23,6 +23,9 @@ SIZES = {"H": 9, "KV": 3, "hd": 64, "hidden": 576, "text_config.depth": 5, "_x":
         ("2 + 3 * 4 - 5", 2 + 3 * 4 - 5),
         ("20 - 3 - 2", 20 - 3 - 2),
         ("24 / 2 / 3", 24 // 2 // 3),
+        ("20 - (3 - 2)", 20 - (3 - 2)),
+        ("(hidden / hd - 3) / (1 + 1)", (576 // 64 - 3) // 2),
+        ("24 / (absent + 1) | (2)", 2),
         ("3hd", 3 * 64),
         ("2 hd + 1", 2 * 64 + 1),
         ("absent | hd", 64),
@@ -38,7 +41,27 @@ def test_formulas(text: str, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "1 +", "+ 1", "* 2", "1 2", "hd hd", "(2)", "4.5", "2 ** 3", "a |", "hd,", "2 % 2", "é", "²"]
+    "text",
+    [
+        "",
+        " ",
+        "1 +",
+        "+ 1",
+        "* 2",
+        "1 2",
+        "hd hd",
+        "(2",
+        "()",
+        "2)",
+        "(2 | 3)",
+        "4.5",
+        "2 ** 3",
+        "a |",
+        "hd,",
+        "2 % 2",
+        "é",
+        "²",
+    ],
 )
 def test_what_is_no_formula_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(PlanError) as caught:

@@ -232,7 +232,7 @@ def test_the_dictionary_of_a_transformers_configuration_is_a_plan() -> None:
         (
             "tp.json",
             '{"plan": {"a": "colwise"}, "size": {}}',
-            ("table 'size'", "attributes, experts, plan, sizes"),
+            ("table 'size'", "attributes, experts, inputs, plan, sizes"),
         ),
         ("tp.json", '{"plan": {"a": "colwise"}, "sizes": []}', ("sizes is not a table",)),
         ("tp.json", '{"plan": {"a": "colwise"}, "sizes": {"H": 1.5}}', ("sizes.H", "1.5")),

@@ -11,6 +11,7 @@ from manifests.errors import LoadError
 from manifests.layout import Mesh, rank_runs
 from manifests.manifest import Module
 from manifests.placement import bound_axis
+from manifests.runs import numel
 
 Group = dist.ProcessGroup | None
 """The ranks that compute together; None is the default group."""
@@ -58,16 +59,29 @@ class Site(NamedTuple):
         """Number of ranks."""
         return dist.get_world_size(self.group)
 
+    @property
+    def rank(self) -> int:
+        """This rank's number."""
+        return dist.get_rank(self.group)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh over which the site's axis is divided."""
+        return self.entry.mesh or (("tp", self.world_size),)
+
+    def owned_numel(self) -> int:
+        """Return the number of entries that this rank has of the site's axis, wherever they are."""
+        return numel(rank_runs(bound_axis(self.entry.axis), self.mesh, self.rank))
+
     def owned_range(self) -> tuple[int, int, int]:
         """Return the first entry and the number of entries that this rank owns of the site's axis, and its size."""
-        mesh = self.entry.mesh or (("tp", self.world_size),)
-        return owned_range(self.entry.axis, mesh, dist.get_rank(self.group))
+        return owned_range(self.entry.axis, self.mesh, self.rank)
 
     @property
     def copy(self) -> tuple[int, int]:
         """Which copy of its part of the axis this rank has, and how many there are."""
         copies = dict(self.entry.mesh).get("rep", 1)
-        return dist.get_rank(self.group) % copies, copies
+        return self.rank % copies, copies
 
 
 def owned_range(axis: str, mesh: Mesh, rank: int) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""The catalogue's tables: ``transformers.json``, ``ours.toml``, and what is looked up in them by type."""
+"""The catalogue's tables: ``transformers.json``, those in ``ours``, and what is looked up in them by type."""
 
 import json
 import tomllib
@@ -17,11 +17,35 @@ def exported() -> dict[str, Any]:
 
 @cache
 def ours() -> dict[str, Any]:
-    """Return the content of ``ours.toml``; a type that is ``like`` another has its tables too."""
-    content = tomllib.loads(files(__package__).joinpath("ours.toml").read_text("utf-8"))
+    """Return the tables of all files in ``ours``.
+
+    A type that is ``like`` others, or like rules that several have in ``parts``, has their lines too; its own count.
+    """
+    content: dict[str, Any] = {}
+    for file in sorted(files(__package__).joinpath("ours").iterdir(), key=lambda file: file.name):
+        for name, table in tomllib.loads(file.read_text("utf-8")).items():
+            content.setdefault(name, {}).update(table)
     types = content["types"]
-    content["types"] = {name: {**types.get(table.get("like", ""), {}), **table} for name, table in types.items()}
+    models = {**types, **content.get("parts", {})}
+    content["types"] = {name: _joined(models, table) for name, table in types.items()}
     return content
+
+
+def _joined(models: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a type's tables with the lines of those that it is like, in their order, before its own."""
+    likes = table.get("like", [])
+    joined: dict[str, Any] = {}
+    others = [_joined(models, models[name]) for name in ([likes] if isinstance(likes, str) else likes)]
+    for part in (*others, table):
+        for key, lines in part.items():
+            if key != "like":
+                joined[key] = {**joined.get(key, {}), **lines}
+    return joined
+
+
+def own_plans() -> dict[str, dict[str, Any]]:
+    """Return the plans of our own by type: those in place of one of transformers, and those where it has none."""
+    return {name: table["plan"] for name, table in ours()["types"].items() if "plan" in table}
 
 
 def model_types() -> tuple[str, ...]:

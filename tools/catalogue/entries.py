@@ -1,5 +1,6 @@
 """The catalogue's entries, put together and checked against transformers."""
 
+import re
 from typing import Any
 
 import transformers
@@ -7,7 +8,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from .conversions import export_conversions
 from .finding import find_classes, find_types
-from .plans import PLANS, Used, check_joined, class_plan, config_path, find_scopes, type_plan, used_plans
+from .plans import Used, check_joined, class_plan, config_path, find_scopes, is_planned, type_plan, used_plans
 from .small import build_small
 from .values import chosen_by_file, export_defaults, export_tied, export_ties, flat_parts, part_defaults
 
@@ -38,14 +39,17 @@ def add_type(model_type: str, types: dict[str, Any]) -> list[Used]:
     """Add the entry of a type, and to those of its parts the plans, which a built model shows."""
     entry = _entry_of(model_type, types)
     used = []
-    for cls in find_classes(model_type):
-        model = build_small(cls, model_type)
+    models = [build_small(cls, model_type) for cls in find_classes(model_type)]
+    bases = [model for model in models if model.base_model is model]
+    for model in models:
         scopes = find_scopes(model)
         for _, part in scopes:
             _add_plans(part, types)
-        if any(getattr(model, kind) for kind in PLANS):
-            entry["classes"][cls.__name__] = export_class(model, scopes)
-            entry["defaults"] = {**_defaults_in_parts(model, entry["classes"][cls.__name__]), **entry["defaults"]}
+        if is_planned(model, scopes):
+            name = type(model).__name__
+            entry["classes"][name] = export_class(model, scopes)
+            entry["classes"][name]["ignored"] += absent_parts(model, bases)
+            entry["defaults"] = {**_defaults_in_parts(model, entry["classes"][name]), **entry["defaults"]}
             used.append(used_plans(model))
     _share(entry)
     return used
@@ -81,7 +85,7 @@ def export_class(model: PreTrainedModel, scopes: list[tuple[str, PreTrainedModel
     """Return the entry of one model class.
 
     ``prefix`` is found in the built model, as ``base_model_prefix`` need not be the name of an attribute. ``modules``
-    are the parts beside the base model that own parameters. ``plan`` is what the classes have of their own.
+    are the parts beside the base model that own tensors. ``plan`` is what the classes have of their own.
     """
     prefix = base_prefix(model, scopes)
     ties = export_ties(model)
@@ -95,6 +99,17 @@ def export_class(model: PreTrainedModel, scopes: list[tuple[str, PreTrainedModel
         "base_prefix": model.base_model_prefix,
         **export_conversions(model),
     }
+
+
+def absent_parts(model: PreTrainedModel, bases: list[PreTrainedModel]) -> list[str]:
+    """Return patterns of what the base model of a class lacks beside the type's own base model, such as a pooler."""
+    inner = model.base_model
+    whole = [base for base in bases if type(base) is type(inner) and base is not inner]
+    if inner is model or not whole:
+        return []
+    parts, own = ({name.split(".")[0] for name in one.state_dict()} for one in (whole[0], inner))
+    prefix = next(name for name, module in model.named_modules() if module is inner)
+    return [rf"^{re.escape(prefix)}\.{re.escape(part)}\." for part in sorted(parts - own)]
 
 
 def base_prefix(model: PreTrainedModel, scopes: list[tuple[str, PreTrainedModel]]) -> str:
@@ -112,9 +127,9 @@ def export_scope(model: PreTrainedModel, prefix: str, part: PreTrainedModel) -> 
 
 
 def own_modules(model: PreTrainedModel, prefix: str) -> list[str]:
-    """Return the names of the modules with parameters beside the base model."""
-    with_parameters = {name.split(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
-    return sorted(with_parameters - {prefix.split(".")[0]})
+    """Return the names of what owns stored tensors beside the base model; of a tensor of the model's own, its name."""
+    owners = {name.split(".")[0] for name in model.state_dict()}
+    return sorted(owners - {prefix.split(".")[0]})
 
 
 def _defaults_in_parts(model: PreTrainedModel, entry: dict[str, Any]) -> dict[str, int]:

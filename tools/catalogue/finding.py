@@ -10,26 +10,40 @@ import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from reshard.catalogue import ours, own_plans
+
 from .small import own_config
 
 UNBUILT = {"nougat"}
 """Composites of which the type's own configuration is not one: nothing is known of their parts."""
 
+UNBUILT_CLASSES = {"BeitForSemanticSegmentation", "EsmForProteinFolding"}
+"""Classes that none of our configurations builds."""
+
 
 def find_types() -> list[str]:
-    """Return the types that have a plan, and those of which a part has one."""
-    return [name for name in sorted(CONFIG_MAPPING.keys()) if has_plan(CONFIG_MAPPING[name]) or _is_composite(name)]
+    """Return the types that have a plan, those of which a part has one of transformers, and those that we name."""
+    return [name for name in sorted(CONFIG_MAPPING.keys()) if name in ours()["types"] or _is_planned(name)]
+
+
+def _is_planned(model_type: str) -> bool:
+    return has_their_plan(CONFIG_MAPPING[model_type]) or _is_composite(model_type)
+
+
+def has_their_plan(config: PreTrainedConfig | type[PreTrainedConfig]) -> bool:
+    """Tell whether a configuration has a plan of transformers."""
+    return bool(config.base_model_tp_plan or config.base_model_ep_plan)
 
 
 def has_plan(config: PreTrainedConfig | type[PreTrainedConfig]) -> bool:
-    """Tell whether a configuration has a plan of its own."""
-    return bool(config.base_model_tp_plan or config.base_model_ep_plan)
+    """Tell whether a configuration has a plan of its own, or its type one of ours."""
+    return has_their_plan(config) or config.model_type in own_plans()
 
 
 def _is_composite(model_type: str) -> bool:
     if not CONFIG_MAPPING[model_type].sub_configs or model_type in UNBUILT:
         return False
-    return any(has_plan(config) for _, config in inner_configs(own_config(model_type)))
+    return any(has_their_plan(config) for _, config in inner_configs(own_config(model_type)))
 
 
 def inner_configs(config: PreTrainedConfig, path: str = "") -> Iterator[tuple[str, PreTrainedConfig]]:
@@ -82,7 +96,7 @@ def _named_in_tables(model_type: str) -> list[str]:
 
 
 def _is_model(found: object) -> bool:
-    return isinstance(found, type) and issubclass(found, PreTrainedModel)
+    return isinstance(found, type) and issubclass(found, PreTrainedModel) and found.__name__ not in UNBUILT_CLASSES
 
 
 def _as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:

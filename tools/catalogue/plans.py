@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from reshard.catalogue import join_plan
+from manifests.manifest import Rule
+from reshard.catalogue import join_plan, own_plans
+from reshard.plans import Matcher, without_conditions
 
 from .finding import has_plan, inner_configs
 
@@ -46,7 +48,23 @@ def find_scopes(model: PreTrainedModel) -> list[tuple[str, PreTrainedModel]]:
 
 
 def _names_any(prefix: str, model: PreTrainedModel, names: set[str]) -> bool:
-    return any(not names.isdisjoint(join_plan([(prefix, type_plan(model, kind))])) for kind in PLANS)
+    theirs = any(not names.isdisjoint(join_plan([(prefix, type_plan(model, kind))])) for kind in PLANS)
+    return theirs or has_own_plan(prefix, model, names)
+
+
+def has_own_plan(prefix: str, model: PreTrainedModel, names: set[str]) -> bool:
+    """Tell whether a base model's type has a plan of ours that names some of the names."""
+    plan = own_plans().get(model.config.model_type, {})
+    patterns = {without_conditions(pattern) for pattern in join_plan([(prefix, plan)])}
+    matcher = Matcher(Rule(pattern, "") for pattern in patterns)
+    return any(matcher.find(name) for name in names)
+
+
+def is_planned(model: PreTrainedModel, scopes: list[tuple[str, PreTrainedModel]]) -> bool:
+    """Tell whether a model has a plan of transformers, or a part of it one of our own."""
+    names = names_of(model)
+    theirs = any(getattr(model, kind) for kind in PLANS)
+    return theirs or any(has_own_plan(prefix, part, names) for prefix, part in scopes)
 
 
 def type_plan(model: PreTrainedModel, kind: str) -> dict[str, str]:

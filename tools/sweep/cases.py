@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tools.sweep.own import OWN_COMPOSITES, OWN_VARIANTS, own_types
 from tools.sweep.types import COMPOSITES, STANDS, VARIANTS
 
 ROOT = Path(__file__).parents[2]
@@ -57,22 +58,26 @@ class Subject(NamedTuple):
         model_type: The type of the tiny model, which may be a composite that the type is a part of.
         values: Of the configuration, beside the tiny ones.
         has_experts: Whether transformers has a plan that divides the experts.
+        has_peer: Whether transformers has a plan at all.
     """
 
     name: str
     model_type: str
     values: dict[str, Any]
     has_experts: bool
+    has_peer: bool = True
 
 
 def subjects(work: Path) -> list[Subject]:
-    """Return every type with a plan in the installed transformers, the variants and the composites."""
+    """Return every type with a plan in the installed transformers or of our own, the variants and the composites."""
     planned = planned_types(work)
     rows = [Subject(name, STANDS.get(name, name), {}, experts) for name, experts in planned.items()]
     for name, (model_type, values) in VARIANTS.items():
         rows.append(Subject(name, model_type, values, planned[model_type] and values.get("enable_moe_block", True)))
     known = {row.name for row in rows}
     rows += [Subject(name, name, {}, composite_has_experts(name, planned)) for name in COMPOSITES if name not in known]
+    rows += [Subject(name, name, {}, False, False) for name in (*own_types(), *OWN_COMPOSITES)]
+    rows += [Subject(name, *variant, False, False) for name, variant in OWN_VARIANTS.items()]
     return sorted(rows)
 
 
@@ -108,6 +113,8 @@ def cases_of(subject: Subject, tp: int, *, peer: bool) -> Iterator[Case]:
 
     The peer divides experts over all ranks or none.
     """
+    if peer and not subject.has_peer:
+        return
     kind = "peer" if peer else "run"
     degrees = [1]
     if subject.has_experts:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tools.sweep.own import OWN_INPUTS
 from tools.sweep.sizes import PARTS, SIZES
 
 Inputs = dict[str, Any]
@@ -127,6 +128,7 @@ def coded(generator: torch.Generator) -> Inputs:
 
 
 INPUTS: dict[str, Callable[[torch.Generator], Inputs]] = {
+    **OWN_INPUTS,
     "aria": partial(pictured, pixel_mask=torch.ones(BATCH, 16, 16, dtype=torch.bool)),
     "dots3_note_vision_encoder": partial(tower, width=PATCH),
     # It has 144 tokens for every image, and one that ends it.

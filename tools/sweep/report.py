@@ -98,19 +98,25 @@ def _gather(subject: Subject, store: Store, peer: dict[str, Record]) -> Row:
 
 
 def _totals(rows: Sequence[Row]) -> Iterator[str]:
-    yield "| | ours | peer | peer right, ours not | more collectives than the peer |\n|---|---|---|---|---|\n"
+    yield "| | ours | peer | peer right, ours not | more collectives for no smaller share |\n|---|---|---|---|---|\n"
     for degree, name in OURS.items():
         ours = [row.ours[degree] for row in rows if degree in row.ours]
         peer = [row.peer[degree] for row in rows if degree in row.peer]
         both = [(row.ours[degree], row.peer[degree]) for row in rows if degree in row.ours and degree in row.peer]
         behind = sum(theirs.right and not mine.right for mine, theirs in both)
-        more = sum(_total(mine) > _total(theirs) for mine, theirs in both if mine.right and theirs.right)
+        more = sum(needs_more(mine, theirs) for mine, theirs in both)
         cells = [_rightly(ours), *([_rightly(peer), str(behind), str(more)] if peer else ["-"] * 3)]
         yield f"| {name} | {' | '.join(cells)} |\n"
 
 
 def _rightly(found: Sequence[Record]) -> str:
     return f"{sum(entry.right for entry in found)} of {len(found)}"
+
+
+def needs_more(mine: Record, theirs: Record) -> bool:
+    """Tell whether ours needs more collectives where the peer's is right and a rank of ours holds no less."""
+    comparable = mine.right and theirs.right and round(mine.share, 3) >= round(theirs.share, 3)
+    return comparable and _total(mine) > _total(theirs)
 
 
 def _total(found: Record) -> int:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from loader.tiny import randomize
-from tools.sweep.sizes import PARTS, SIZES
+from tools.sweep.own import OWN_COMPOSITES, OWN_SIZES, OWN_TYPES, own_class, own_types
+from tools.sweep.sizes import PARTS, SIZES, Values
 from tools.sweep.types import CLASSES, COMPOSITES, TYPES
 
 PART_KINDS = ("_vision", "_vision_model", "_vision_encoder", "_audio", "_audio_encoder", "pixtral", "ocr2_encoder")
@@ -29,9 +30,10 @@ def sized(config_class: Any, values: Mapping[str, Any]) -> Any:
 
     model_type = config_class.model_type
     fields = {field.name for field in dataclasses.fields(config_class)}
-    sizes = PARTS if model_type.endswith(PART_KINDS) else SIZES
-    given = {name: value for name, value in sizes.items() if name in fields}
-    given |= TYPES.get(model_type, {}) | COMPOSITES.get(model_type, {}) | dict(values)
+    given = {name: value for name, value in sizes_of(model_type).items() if name in fields}
+    for table in (TYPES, OWN_TYPES, COMPOSITES, OWN_COMPOSITES):
+        given |= table.get(model_type, {})
+    given |= dict(values)
     for name, default in config_class.sub_configs_defaults.items():
         inner = given.get(name, {})
         if inner is not None:
@@ -42,11 +44,20 @@ def sized(config_class: Any, values: Mapping[str, Any]) -> Any:
     return config_class(**given)
 
 
+def sizes_of(model_type: str) -> Values:
+    """Return the sizes that a type may take."""
+    if model_type in own_types() or model_type in OWN_COMPOSITES:
+        return OWN_SIZES
+    return PARTS if model_type.endswith(PART_KINDS) else SIZES
+
+
 def model_class(model_type: str) -> Any:
     """Return the class that is run: one with a head where there is one."""
     import transformers
     from transformers.models.auto import modeling_auto
 
+    if model_type in own_types() or model_type in OWN_COMPOSITES:
+        return getattr(transformers, own_class(model_type))
     if model_type in CLASSES:
         return getattr(transformers, CLASSES[model_type])
     for table in ("FOR_CAUSAL_LM", "FOR_IMAGE_TEXT_TO_TEXT", ""):
@@ -66,4 +77,6 @@ def tiny_model(model_type: str, values: Mapping[str, Any]) -> Any:
         # Generation shall not stop early.
         model.generation_config.eos_token_id = None
         model.generation_config.pad_token_id = 0
+        if model.config.is_encoder_decoder and model.generation_config.decoder_start_token_id is None:
+            model.generation_config.decoder_start_token_id = 2
     return model

@@ -57,6 +57,8 @@ TYPES: dict[str, Values] = {
         "mlp_layer_types": ["hash_moe", "moe", "moe"],
         "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
     },
+    # Two halves of the heads belong together.
+    "diffllama": {"num_attention_heads": 8, "num_key_value_heads": 4},
     "diffusion_gemma_text": {**WINDOW, **WIDE},
     "dory": {"n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1, **WINDOW},
     "dots3_note_text": LATENT,
@@ -130,6 +132,7 @@ TYPES: dict[str, Values] = {
     "minimax_m3_vl_text": {
         "layer_types": ["full_attention", "minimax_m3_sparse", "full_attention"],
         **SPARSE,
+        "index_n_heads": 2,
         "index_block_size": 4,
         "index_topk_blocks": 2,
     },
@@ -145,6 +148,7 @@ TYPES: dict[str, Values] = {
     "olmo3": SLIDING,
     "olmo_hybrid": LINEAR,
     "paddleocr_vl_text": MROPE,
+    "phi4_multimodal": {"audio_config": {"ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32}},
     "qwen2": SLIDING,
     "qwen2_5_omni_text": {**SLIDING, **rotary(mrope_section=[2, 3, 3])},
     "qwen2_5_vl_text": {**SLIDING, **rotary(mrope_section=[2, 3, 3])},
