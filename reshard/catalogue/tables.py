@@ -22,9 +22,14 @@ def ours() -> dict[str, Any]:
     for file in sorted(files(__package__).joinpath("ours").iterdir(), key=lambda file: file.name):
         for name, table in tomllib.loads(file.read_text("utf-8")).items():
             content.setdefault(name, {}).update(table)
-    types = content["types"]
-    content["types"] = {name: {**types.get(table.get("like", ""), {}), **table} for name, table in types.items()}
+    content["types"] = {name: _with_those_of(table, content["types"]) for name, table in content["types"].items()}
     return content
+
+
+def _with_those_of(table: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a type's tables, with those of the type that it is ``like`` where it has none."""
+    other = types.get(table.get("like", ""))
+    return {**(_with_those_of(other, types) if other else {}), **table}
 
 
 def own_plans() -> dict[str, dict[str, Any]]:
