@@ -25,21 +25,29 @@ def ours() -> dict[str, Any]:
     for file in sorted(files(__package__).joinpath("ours").iterdir(), key=lambda file: file.name):
         for name, table in tomllib.loads(file.read_text("utf-8")).items():
             content.setdefault(name, {}).update(table)
-    types = content["types"]
-    models = {**types, **content.get("parts", {})}
-    content["types"] = {name: _joined(models, table) for name, table in types.items()}
+    types, parts = content["types"], content.get("parts", {})
+    content["types"] = {name: _joined(types, parts, table) for name, table in types.items()}
     return content
 
 
-def _joined(models: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a type's tables with the lines of those that it is like, in their order, before its own."""
+def _joined(types: Mapping[str, Any], parts: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a type's tables with those of what it is ``like``.
+
+    A table of its own takes the place of that of another type; to that of a part, which several types share, it adds
+    its lines.
+    """
     likes = table.get("like", [])
     joined: dict[str, Any] = {}
-    others = [_joined(models, models[name]) for name in ([likes] if isinstance(likes, str) else likes)]
-    for part in (*others, table):
-        for key, lines in part.items():
-            if key != "like":
-                joined[key] = {**joined.get(key, {}), **lines}
+    shared: set[str] = set()
+    for name in [likes] if isinstance(likes, str) else likes:
+        other = _joined(types, parts, types[name] if name in types else parts[name])
+        if name in types:
+            joined.update(other)
+            continue
+        joined.update((key, {**joined.get(key, {}), **lines}) for key, lines in other.items())
+        shared.update(other)
+    own = {key: lines for key, lines in table.items() if key != "like"}
+    joined.update((key, {**joined[key], **lines} if key in shared else lines) for key, lines in own.items())
     return joined
 
 
