@@ -1,17 +1,25 @@
 """The group of ranks: starting it, and agreeing through its store that all can go on."""
 
 import os
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from manifests.errors import LoadError
-from manifests.manifest import Manifest
-from manifests.runtime import RuntimeManifest
+
+
+class Divided(Protocol):
+    """What is for a number of ranks: the manifest of a split, the record of a pipeline."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        ...
 
 
 def join_group(
-    manifest: RuntimeManifest | None, group: dist.ProcessGroup | None, device: torch.device
+    manifest: Divided | None, group: dist.ProcessGroup | None, device: torch.device
 ) -> dist.ProcessGroup | None:
     """Return the group to compute in, started from torchrun's environment if there is none.
 
@@ -50,7 +58,7 @@ def kept(group: dist.ProcessGroup) -> dist.ProcessGroup | None:
     return None if group is dist.group.WORLD else group
 
 
-def check_world_size(manifest: Manifest | RuntimeManifest, group: dist.ProcessGroup | None) -> None:
+def check_world_size(manifest: Divided, group: dist.ProcessGroup | None) -> None:
     """Compare a split's number of ranks with the group's.
 
     Raises:

@@ -73,7 +73,7 @@ def load_model(
             any collective.
     """
     folder, device = Path(out), torch.device(device or "cpu")
-    wanted = _named_dtype(dtype) if isinstance(dtype, str) else dtype
+    wanted = named_dtype(dtype) if isinstance(dtype, str) else dtype
     times = Times()
     manifest = None if group is not None or dist.is_initialized() else read_runtime(folder)
     group = join_group(manifest, group, device)
@@ -111,7 +111,12 @@ def load_model(
     return model
 
 
-def _named_dtype(name: str) -> torch.dtype:
+def named_dtype(name: str) -> torch.dtype:
+    """Return the dtype of a name.
+
+    Raises:
+        LoadError: torch has none of that name.
+    """
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise LoadError(f"dtype {name!r}: torch has none of that name")

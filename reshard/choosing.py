@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from manifests.errors import PlanError
 from manifests.expression import Lookup
@@ -69,7 +70,9 @@ def choose_plan(
     names = [*(name for name, tensor in tensors.items() if not tensor.unused), *ties]
     if options.plan is None:
         if architecture is None:
-            raise PlanError(_no_plan(checkpoint))
+            raise PlanError(
+                f"{describe_missing_plan(checkpoint.config, checkpoint.folder.label)}; give one with --plan"
+            )
         _check_parts(architecture, checkpoint)
         return built_in_plan(architecture, options.plan_source)
     given = (
@@ -87,21 +90,16 @@ def choose_plan(
     )
 
 
-def _no_plan(checkpoint: Checkpoint) -> str:
-    model_type = checkpoint.config.get("model_type")
-    if not model_type and (name := checkpoint.config.get("_class_name")):
-        return (
-            f"{checkpoint.folder.label}: no built-in plan for the class {name!r} of diffusers "
-            f"({', '.join(class_names())} have one); give one with --plan"
-        )
+def describe_missing_plan(config: Mapping[str, Any], label: str) -> str:
+    """Return that no built-in plan fits a configuration, and for what there are some."""
+    model_type = config.get("model_type")
+    if not model_type and (name := config.get("_class_name")):
+        known = ", ".join(class_names())
+        return f"{label}: no built-in plan for the class {name!r} of diffusers ({known} have one)"
     if not model_type:
-        return (
-            f"{checkpoint.folder.label}: no model_type in config.json, so no built-in plan fits; give one with --plan"
-        )
-    return (
-        f"{checkpoint.folder.label}: no built-in plan for the model type {model_type!r} "
-        f"({len(model_types())} types have one: `reshard plans`); give one with --plan"
-    )
+        return f"{label}: no model_type in config.json, so no built-in plan fits"
+    count = len(model_types())
+    return f"{label}: no built-in plan for the model type {model_type!r} ({count} types have one: `reshard plans`)"
 
 
 def _check_parts(architecture: Architecture, checkpoint: Checkpoint) -> None:
