@@ -128,7 +128,8 @@ class _Work(NamedTuple):
 def _prepare(site: Site) -> _Work:
     """Return what a split's entry means for a module: its steps, those on the inputs first. Nothing is changed."""
     strategy = _strategy_of(site.entry)
-    steps = [make_step(name, site) for name in (site.entry.before, site.entry.after) if name and name != "own"]
+    names = ("take_inputs" if site.entry.inputs else "", site.entry.before, site.entry.after)
+    steps = [make_step(name, site) for name in names if name and name != "own"]
     return _Work(site, steps if strategy is None else [*steps, own_step(strategy, site)], strategy)
 
 

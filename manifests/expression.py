@@ -1,6 +1,6 @@
 """Whole-number formulas over a model's configuration, and the notation of axes that is built on them.
 
-    formula  := choice of sums          "head_dim | hidden_size / num_attention_heads"
+    formula  := choice of sums          "head_dim | hidden_size / num_attention_heads"; parentheses go around sums
     axis     := segment + segment ...   "q:(KV@kv, g@rep, hd) + k:(KV@kv, hd) + v:(KV@kv, hd)"
     segment  := [name:] (factor, ...)   the last factor may be a nested [axis]
     factor   := formula [*|@mesh-axis]  a trailing * is @tp
@@ -146,6 +146,10 @@ class _Parser:
 
     def _operand(self, unknown: list[str]) -> int:
         token = self.take()
+        if token == "(":
+            inner = self._sum(unknown)
+            self.take(")")
+            return inner
         if token.isdecimal():
             # A number directly before a name is one operand: 16 / 4hd divides by 4 * hd.
             return int(token) * (self._operand(unknown) if self.peek().isidentifier() else 1)

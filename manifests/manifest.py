@@ -180,6 +180,22 @@ class Model(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     architecture: str = ""
 
 
+class Input(msgspec.Struct, frozen=True, array_like=True):
+    """An argument of a module's forward that has entries for all ranks, of which each needs its own.
+
+    Attributes:
+        name: The argument's name.
+        dim: The dimension that is divided; it has the axis once, or several times, one after the other.
+        axis: The axis.
+        mesh: What the axis is divided over.
+    """
+
+    name: str
+    dim: int
+    axis: str
+    mesh: Mesh
+
+
 class Module(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What happens around one module's forward.
 
@@ -190,6 +206,7 @@ class Module(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         axis: The divided axis that a step refers to: ids for mask_ids, input features for slice_input, output
             features for all_gather, experts for route_local.
         mesh: What the axis is divided over, where that is not all ranks.
+        inputs: The arguments of which a rank takes its part, before all else.
     """
 
     style: str
@@ -197,6 +214,7 @@ class Module(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     after: str = ""
     axis: str = ""
     mesh: Mesh = ()
+    inputs: tuple[Input, ...] = ()
 
 
 class Rule(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -86,6 +86,7 @@ def choose_plan(
         sizes={**(known.sizes if known else default_sizes()), **plan.sizes},
         bindings=known.bindings if known else default_bindings(),
         attributes={**(known.attributes if known else {}), **plan.attributes},
+        inputs={**(known.inputs if known else {}), **plan.inputs},
         expert_rules=plan.expert_rules or (known.expert_rules if known else ()),
     )
 

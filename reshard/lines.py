@@ -107,7 +107,8 @@ def format_show(facts: Facts) -> Iterator[str]:
     yield from (f"  {line}" for line in _format_rows(rows))
     yield from _format_ranks(facts["ranks"])
     for style, hook in facts["hooks"].items():
-        steps = [f"{hook[when]} {when}" for when in ("before", "after") if hook[when]]
+        steps = [f"own part of {name} before" for name in hook.get("inputs", ())]
+        steps += [f"{hook[when]} {when}" for when in ("before", "after") if hook[when]]
         yield f"hooks: {style}: {_count(hook['modules'], 'module')}, {' and '.join(steps)}"
     yield from _format_attributes(facts["attributes"])
     yield from (f"tie: {name} is {other}" for name, other in facts["ties"].items())

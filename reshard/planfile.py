@@ -1,14 +1,14 @@
-"""Plan files: TOML or JSON, with the tables plan, experts, sizes, attributes; or a bare dictionary of rules."""
+"""Plan files: TOML or JSON, with the tables plan, experts, sizes, attributes, inputs; or a bare dictionary of rules."""
 
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from manifests.errors import CheckpointError, PlanError
-from reshard.plans import Plan, build_rule
+from reshard.plans import Plan, build_inputs, build_rule
 from reshard.sources.checkpoint import load_json_object
 
-_TABLES = {"plan", "experts", "sizes", "attributes"}
+_TABLES = {"plan", "experts", "sizes", "attributes", "inputs"}
 
 
 def read_plan(path: Path) -> Plan:
@@ -42,15 +42,19 @@ def build_plan(document: dict[str, Any], label: str) -> Plan:
     if not rules:
         raise PlanError(f"{label}: has no rules")
     sizes = {name: _formula(value, f"{label}: sizes.{name}") for name, value in tables.get("sizes", {}).items()}
-    for module, table in tables.get("attributes", {}).items():
-        if not isinstance(table, dict):
-            raise PlanError(f"{label}: attributes.{module} is not a table")
+    for kind in ("attributes", "inputs"):
+        for module, table in tables.get(kind, {}).items():
+            if not isinstance(table, dict):
+                raise PlanError(f"{label}: {kind}.{module} is not a table")
     attributes = {
         module: {name: _formula(value, f"{label}: attributes.{module}.{name}") for name, value in table.items()}
         for module, table in tables.get("attributes", {}).items()
     }
     experts = tuple(build_rule(pattern, choice, label) for pattern, choice in tables.get("experts", {}).items())
-    return Plan(label, rules, sizes, (), attributes, expert_rules=experts)
+    inputs = {
+        module: build_inputs(table, f"{label}: inputs.{module}") for module, table in tables.get("inputs", {}).items()
+    }
+    return Plan(label, rules, sizes, (), attributes, inputs, expert_rules=experts)
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:

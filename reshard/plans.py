@@ -43,6 +43,20 @@ class AxisBinding(NamedTuple):
         return f".{module}".endswith(f".{self.suffix}") and (not self.under or module.startswith(f"{self.under}."))
 
 
+class InputBinding(NamedTuple):
+    """An argument of a module that comes with entries for all heads.
+
+    Attributes:
+        name: The argument.
+        layout: The axis of one of its dimensions.
+        dim: The dimension.
+    """
+
+    name: str
+    layout: str
+    dim: int = 0
+
+
 class Plan(NamedTuple):
     """Rules and what they need to know of the model.
 
@@ -52,6 +66,7 @@ class Plan(NamedTuple):
         sizes: Formulas over the configuration, by the names that layouts use.
         bindings: The axes of modules, for rules that give no layout of their own.
         attributes: Module pattern to attribute to formula over the sizes and the mesh axes.
+        inputs: Module pattern to the arguments of which every rank takes its part.
         exhaustive: Whether every rule must take something.
         expert_rules: Rules that take the place of others where the experts are divided over ranks.
     """
@@ -61,6 +76,7 @@ class Plan(NamedTuple):
     sizes: Mapping[str, str] = {}
     bindings: tuple[AxisBinding, ...] = ()
     attributes: Mapping[str, Mapping[str, str]] = {}
+    inputs: Mapping[str, tuple[InputBinding, ...]] = {}
     exhaustive: bool = True
     expert_rules: tuple[Rule, ...] = ()
 
@@ -95,6 +111,27 @@ def build_rule(pattern: str, choice: object, label: str) -> Rule:
     if layout and (blocks or style.contiguous or not style.cuts):
         raise PlanError(f"{label}: {pattern}: {style.name} takes no layout" + (" beside blocks" if blocks else ""))
     return Rule(pattern, style.name, layout, tuple(blocks), dim)
+
+
+def build_inputs(table: Mapping[str, object], label: str) -> tuple[InputBinding, ...]:
+    """Return the arguments of one line of the table ``inputs``: each a layout, or a table with layout and dim.
+
+    Raises:
+        PlanError: The line is malformed.
+    """
+    found: list[InputBinding] = []
+    for name, choice in table.items():
+        entry: Any = {"layout": choice} if isinstance(choice, str) else choice
+        if (
+            not isinstance(entry, dict)
+            or not entry.keys() <= {"layout", "dim"}
+            or not isinstance(entry.get("layout"), str)
+        ):
+            raise PlanError(f"{label}.{name}: a layout or a table with layout and dim expected, got {choice!r}")
+        if type(dim := entry.get("dim", 0)) is not int:
+            raise PlanError(f"{label}.{name}: dim {dim!r} is not a whole number")
+        found.append(InputBinding(name, entry["layout"], dim))
+    return tuple(found)
 
 
 class Matcher:

@@ -229,4 +229,6 @@ def _build_hooks(modules: Iterable[Module]) -> Facts:
     for module in modules:
         hook = hooks.setdefault(module.style, {"modules": 0, "before": module.before, "after": module.after})
         hook["modules"] += 1
+        if module.inputs:
+            hook["inputs"] = [entry.name for entry in module.inputs]
     return hooks

@@ -1,15 +1,20 @@
 """What surrounds the ranks' forwards: the steps of modules, and the attributes that are other ones on a rank."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+import msgspec
 
 from manifests.errors import PlanError
-from manifests.expression import evaluate
+from manifests.expression import evaluate, parse_axis
 from manifests.layout import Mesh
-from manifests.manifest import Module, Rule
+from manifests.manifest import Input, Module, Rule
 from manifests.styles import Style, resolve_style
 from reshard.degrees import Demand, World
-from reshard.plans import Matcher, Plan, modules_of
+from reshard.plans import InputBinding, Matcher, Plan, expand_conditions, modules_of
 from reshard.wishes import Wishes
+
+Entry = TypeVar("Entry")
 
 
 class Surroundings:
@@ -73,16 +78,11 @@ class Surroundings:
         """Return what to set on modules, given the mesh of every group of heads."""
         if not self._plan.attributes:
             return {}
-        rules = [Rule(pattern, "") for pattern in self._plan.attributes]
-        matcher = Matcher(rules)
         attributes: dict[str, dict[str, int]] = {}
-        for module in modules_of(self._wishes.tensors):
-            rule = matcher.find(module)
-            if rule is None:
-                continue
+        for module, formulas in self._fitting(self._plan.attributes):
             mesh = {"tp": self._world.size, **dict(meshes.get(module, (("kv", 1), ("rep", 1))))}
             changed: dict[str, int] = {}
-            for name, formula in self._plan.attributes[rule.pattern].items():
+            for name, formula in formulas.items():
                 alone = self._evaluate(formula, dict.fromkeys((*mesh, "kv", "rep"), 1), module)
                 local = self._evaluate(formula, mesh, module)
                 if local != alone:
@@ -90,6 +90,35 @@ class Surroundings:
             if changed:
                 attributes[module] = changed
         return attributes
+
+    def with_inputs(self, modules: Mapping[str, Module], meshes: Mapping[str, Mesh]) -> dict[str, Module]:
+        """Return the modules with the arguments of which every rank takes its part; of one rank it is all."""
+        completed = dict(modules)
+        if self._world.size == 1:
+            return completed
+        for module, bindings in self._fitting(self._plan.inputs):
+            own = completed.get(module, Module("replicate"))
+            inputs = tuple(self._input(binding, module, meshes) for binding in bindings)
+            completed[module] = msgspec.structs.replace(own, inputs=inputs)
+        return completed
+
+    def _input(self, binding: InputBinding, module: str, meshes: Mapping[str, Mesh]) -> Input:
+        try:
+            axis = parse_axis(binding.layout, self._wishes.axes.sizes_in(module))
+        except PlanError as error:
+            raise PlanError(f"{self._plan.label}: inputs of {module}: {error}") from error
+        grouped = axis.mesh_axes() & {"kv", "rep"}
+        mesh = meshes.get(module, (("kv", 1), ("rep", 1))) if grouped else self._world.plain_mesh
+        return Input(binding.name, binding.dim, str(axis), mesh)
+
+    def _fitting(self, patterns: Mapping[str, Entry]) -> Iterator[tuple[str, Entry]]:
+        """Yield the modules that patterns fit, each with what the most literal of them has for it."""
+        names = list(self._wishes.tensors)
+        # A rule's style keeps the pattern that it comes from.
+        matcher = Matcher(expand_conditions([Rule(pattern, pattern) for pattern in patterns], names))
+        for module in modules_of(names):
+            if (rule := matcher.find(module)) is not None:
+                yield module, patterns[rule.style]
 
     def _evaluate(self, formula: str, mesh: Mapping[str, int], module: str) -> int:
         try:

@@ -5,6 +5,7 @@ Everything that can be known before the first call is computed when a step is ma
 
 from collections.abc import Callable, Mapping
 
+from loader.steps.arguments import take_inputs
 from loader.steps.features import all_gather, all_reduce, divide_input, slice_input
 from loader.steps.ids import mask_ids
 from loader.steps.parts import gather_sequence, reduce_scatter_sequence, scatter_sequence
@@ -14,6 +15,7 @@ from loader.steps.state import Sequence
 from manifests.errors import LoadError
 
 STEPS: Mapping[str, Callable[[Site], Step]] = {
+    "take_inputs": take_inputs,
     "slice_input": slice_input,
     "divide_input": divide_input,
     "mask_ids": mask_ids,

@@ -24,6 +24,20 @@ class InputNames:
     def __len__(self) -> int:
         return len(self._names)
 
+    def index(self, name: str) -> int:
+        """Return the place of an input.
+
+        Raises:
+            LoadError: There is none of this name.
+        """
+        if name not in self._names:
+            raise LoadError(f"{self._label}: its forward takes no {name!r}, of which the split takes a part")
+        return self._names.index(name)
+
+    def find(self, at: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Return the input at a place, or None if it was not passed."""
+        return args[at] if at < len(args) else kwargs.get(self._names[at])
+
     def get(self, at: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - what was passed
         """Return the input at a place.
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from manifests.errors import PlanError
 from reshard.catalogue.architecture import Architecture
 from reshard.catalogue.tables import exported, ours
-from reshard.plans import AxisBinding, Plan, build_rule
+from reshard.plans import AxisBinding, Plan, build_inputs, build_rule
 
 PLAN_SOURCES = ("reshard", "transformers")
 
@@ -34,7 +35,10 @@ def built_in_plan(architecture: Architecture, source: str = "reshard") -> Plan:
     plans = [(scope.prefix, _base_plan(entries[scope], mine.get(scope, {}))) for scope in scopes]
     expert_plans = [(scope.prefix, entries[scope].get("ep_plan", {})) for scope in scopes]
     attributes = [(scope.prefix, tables[scope].get("attributes", ours()["attributes"])) for scope in reversed(scopes)]
-    rules = join_plan([*plans, ("", architecture.plan)])
+    inputs = [(scope.prefix, tables[scope].get("inputs", {})) for scope in reversed(scopes)]
+    rules = join_plan([*plans, ("", architecture.plan), ("", _heads_plan(architecture, source))])
+    if not rules:
+        raise PlanError(f"{architecture.name}: {source} has no plan for {architecture.model_type}")
     return Plan(
         label=label,
         rules=tuple(build_rule(pattern, choice, label) for pattern, choice in rules.items()),
@@ -42,6 +46,9 @@ def built_in_plan(architecture: Architecture, source: str = "reshard") -> Plan:
         bindings=tuple(binding for scope, table in tables.items() for binding in _bindings(table, scope.prefix))
         + default_bindings(),
         attributes=join_plan(attributes),
+        inputs={
+            pattern: build_inputs(table, f"{label}: inputs.{pattern}") for pattern, table in join_plan(inputs).items()
+        },
         exhaustive=False,
         expert_rules=tuple(build_rule(pattern, choice, label) for pattern, choice in join_plan(expert_plans).items()),
     )
@@ -54,6 +61,12 @@ def _base_plan(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, 
     """
     plan = {**mine.get("plan", theirs.get("plan", {})), **mine.get("restated", {}), **mine.get("changes", {})}
     return {pattern: choice for pattern, choice in plan.items() if choice}
+
+
+def _heads_plan(architecture: Architecture, source: str) -> dict[str, Any]:
+    """Return our rules for what a class has beside the base model."""
+    rules = ours()["types"].get(architecture.model_type, {}).get("heads", {}) if source == "reshard" else {}
+    return {pattern: choice for pattern, choice in rules.items() if pattern.split(".")[0] in architecture.heads}
 
 
 def join_plan(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The catalogue's tables: ``transformers.json``, ``ours.toml``, and what is looked up in them by type."""
+"""The catalogue's tables: ``transformers.json``, those in ``ours``, and what is looked up in them by type."""
 
 import json
 import tomllib
@@ -17,11 +17,19 @@ def exported() -> dict[str, Any]:
 
 @cache
 def ours() -> dict[str, Any]:
-    """Return the content of ``ours.toml``; a type that is ``like`` another has its tables too."""
-    content = tomllib.loads(files(__package__).joinpath("ours.toml").read_text("utf-8"))
+    """Return the tables of all files in ``ours``; a type that is ``like`` another has its tables too."""
+    content: dict[str, Any] = {}
+    for file in sorted(files(__package__).joinpath("ours").iterdir(), key=lambda file: file.name):
+        for name, table in tomllib.loads(file.read_text("utf-8")).items():
+            content.setdefault(name, {}).update(table)
     types = content["types"]
     content["types"] = {name: {**types.get(table.get("like", ""), {}), **table} for name, table in types.items()}
     return content
+
+
+def own_plans() -> dict[str, dict[str, Any]]:
+    """Return the plans of our own by type: those in place of one of transformers, and those where it has none."""
+    return {name: table["plan"] for name, table in ours()["types"].items() if "plan" in table}
 
 
 def model_types() -> tuple[str, ...]:

@@ -27,15 +27,15 @@ How transformers does it, which a reader of ``renames`` and ``converters`` repea
 9.  What is still not the model's is dropped silently if one of ``ignored`` is found in its name (``re.search``), which
     is the name after steps 2 to 7 (``_adjust_missing_and_unexpected_keys`` in modeling_utils.py).
 
-The "legacy" renames that transformers appends for every model (LayerNorm.gamma and .beta, .weight_g and .weight_v, a
-doubled language_model prefix) are left out: they concern no type exported here.
+The "legacy" renames that transformers appends for every model (LayerNorm.gamma and .beta, .weight_g and .weight_v) are
+left out of classes that they do not concern, and that of a doubled language_model prefix of all.
 """
 
 import re
 from typing import Any
 
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
 from transformers.core_model_loading import (
     Chunk,
     Concatenate,
@@ -102,6 +102,15 @@ NUMBERED = {
 """Ignored names with the number of a layer, by the type that makes them; {first:end} is a number in this range."""
 
 
+LEGACY = (
+    "LayerNorm.weight",
+    "LayerNorm.bias",
+    ".parametrizations.weight.original0",
+    ".parametrizations.weight.original1",
+)
+"""What the legacy renames make of names that are no longer written."""
+
+
 class UnsaidError(Exception):
     """A conversion cannot be said in the catalogue's terms."""
 
@@ -112,7 +121,7 @@ def export_conversions(model: PreTrainedModel) -> dict[str, Any]:
     Raises:
         UnsaidError: One cannot be said.
     """
-    transforms = get_model_conversion_mapping(model, add_legacy=False)
+    transforms = conversions_of(model)
     return {
         "renames": [_rename(model, one) for one in transforms if isinstance(one, WeightRenaming)],
         "converters": [_converter(model, one) for one in transforms if isinstance(one, WeightConverter)],
@@ -122,6 +131,17 @@ def export_conversions(model: PreTrainedModel) -> dict[str, Any]:
         "float32": sorted(model._keep_in_fp32_modules_strict or []),
         "float32_for_float16": sorted(model._keep_in_fp32_modules or []),
     }
+
+
+def conversions_of(model: PreTrainedModel) -> list[WeightTransform]:
+    """Return what transformers does to a model's stored names and tensors, in order."""
+    names = list(model.state_dict())
+    legacy = [
+        one
+        for one in get_checkpoint_conversion_mapping("legacy")
+        if one.target_patterns[0] in LEGACY and any(one.target_patterns[0] in name for name in names)
+    ]
+    return [*get_model_conversion_mapping(model, add_legacy=False), *legacy]
 
 
 def _rename(model: PreTrainedModel, transform: WeightTransform) -> list[str] | dict[str, Any]:
@@ -201,7 +221,7 @@ def _heads(model: PreTrainedModel, part: str | None) -> str:
 
 def kept_names(model: PreTrainedModel) -> list[str]:
     """Return the model's own names that the renames and converters would make names of nothing, numbers as ``*``."""
-    transforms = get_model_conversion_mapping(model, add_legacy=False)
+    transforms = conversions_of(model)
     renames = [one for one in transforms if isinstance(one, WeightRenaming)]
     converters = [one for one in transforms if isinstance(one, WeightConverter)]
     own = model.state_dict()

@@ -7,7 +7,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from .conversions import export_conversions
 from .finding import find_classes, find_types
-from .plans import PLANS, Used, check_joined, class_plan, config_path, find_scopes, type_plan, used_plans
+from .plans import Used, check_joined, class_plan, config_path, find_scopes, is_planned, type_plan, used_plans
 from .small import build_small
 from .values import chosen_by_file, export_defaults, export_tied, export_ties, flat_parts, part_defaults
 
@@ -43,7 +43,7 @@ def add_type(model_type: str, types: dict[str, Any]) -> list[Used]:
         scopes = find_scopes(model)
         for _, part in scopes:
             _add_plans(part, types)
-        if any(getattr(model, kind) for kind in PLANS):
+        if is_planned(model, scopes):
             entry["classes"][cls.__name__] = export_class(model, scopes)
             entry["defaults"] = {**_defaults_in_parts(model, entry["classes"][cls.__name__]), **entry["defaults"]}
             used.append(used_plans(model))

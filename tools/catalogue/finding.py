@@ -10,6 +10,8 @@ import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from reshard.catalogue import own_plans
+
 from .small import own_config
 
 UNBUILT = {"nougat"}
@@ -17,13 +19,13 @@ UNBUILT = {"nougat"}
 
 
 def find_types() -> list[str]:
-    """Return the types that have a plan, and those of which a part has one."""
+    """Return the types that have a plan, of transformers or of our own, and those of which a part has one."""
     return [name for name in sorted(CONFIG_MAPPING.keys()) if has_plan(CONFIG_MAPPING[name]) or _is_composite(name)]
 
 
 def has_plan(config: PreTrainedConfig | type[PreTrainedConfig]) -> bool:
-    """Tell whether a configuration has a plan of its own."""
-    return bool(config.base_model_tp_plan or config.base_model_ep_plan)
+    """Tell whether a configuration has a plan of its own, or its type one of ours."""
+    return bool(config.base_model_tp_plan or config.base_model_ep_plan or config.model_type in own_plans())
 
 
 def _is_composite(model_type: str) -> bool:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from reshard.catalogue import join_plan
+from reshard.catalogue import join_plan, own_plans
+from reshard.plans import without_conditions
 
 from .finding import has_plan, inner_configs
 
@@ -46,7 +47,22 @@ def find_scopes(model: PreTrainedModel) -> list[tuple[str, PreTrainedModel]]:
 
 
 def _names_any(prefix: str, model: PreTrainedModel, names: set[str]) -> bool:
-    return any(not names.isdisjoint(join_plan([(prefix, type_plan(model, kind))])) for kind in PLANS)
+    plans = [*(type_plan(model, kind) for kind in PLANS), own_plan(model)]
+    return any(not names.isdisjoint(join_plan([(prefix, plan)])) for plan in plans)
+
+
+def own_plan(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the plan of our own that a base model's type has, its patterns without conditions."""
+    return {
+        without_conditions(pattern): choice for pattern, choice in own_plans().get(model.config.model_type, {}).items()
+    }
+
+
+def is_planned(model: PreTrainedModel, scopes: list[tuple[str, PreTrainedModel]]) -> bool:
+    """Tell whether a model has a plan of transformers, or a part of it one of our own."""
+    names = names_of(model)
+    ours = (join_plan([(prefix, own_plan(part))]) for prefix, part in scopes)
+    return any(getattr(model, kind) for kind in PLANS) or any(not names.isdisjoint(plan) for plan in ours)
 
 
 def type_plan(model: PreTrainedModel, kind: str) -> dict[str, str]:
