@@ -37,6 +37,43 @@ def save_flux(folder: Path) -> Path:
     return _save(pipeline, folder)
 
 
+def save_sd3(folder: Path) -> Path:
+    """Write an SD3-like pipeline: two CLIP encoders and a T5 encoder, a transformer with one dual block, a VAE."""
+    import diffusers
+    import transformers
+
+    torch.manual_seed(0)
+    pipeline = diffusers.StableDiffusion3Pipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
+        vae=_vae(channels=4),
+        text_encoder=transformers.CLIPTextModelWithProjection(_clip_config(hidden_act="gelu")),
+        tokenizer=_clip_tokenizer(),
+        text_encoder_2=transformers.CLIPTextModelWithProjection(_clip_config()),
+        tokenizer_2=_clip_tokenizer(),
+        text_encoder_3=transformers.T5EncoderModel(_t5_config(d_model=64)),
+        tokenizer_3=_t5_tokenizer(),
+        transformer=diffusers.SD3Transformer2DModel(
+            sample_size=16,
+            patch_size=1,
+            in_channels=4,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=4,
+            joint_attention_dim=64,
+            caption_projection_dim=64,
+            pooled_projection_dim=64,
+            out_channels=4,
+            pos_embed_max_size=16,
+            dual_attention_layers=(0,),
+            qk_norm="rms_norm",
+        ),
+    )
+    return _save(pipeline, folder)
+
+
+PIPELINES = {"flux": save_flux, "sd3": save_sd3}
+
+
 def call(pipeline: Any, kind: str = "latent", *, seed: int | None = 7) -> torch.Tensor:
     """Return the latents or the image ("pt") of a call; with a generator of a seed, or with the default one."""
     generator = torch.Generator().manual_seed(seed) if seed is not None else None
@@ -110,12 +147,12 @@ def _clip_tokenizer() -> Any:
     return transformers.CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=77)
 
 
-def _t5_config() -> Any:
+def _t5_config(d_model: int = 32) -> Any:
     import transformers
 
     return transformers.T5Config(
         vocab_size=64,
-        d_model=32,
+        d_model=d_model,
         d_kv=8,
         d_ff=48,
         num_layers=2,

@@ -20,7 +20,7 @@ from reshard.cli import main
 from tests.checkpoints import mentions
 from tests.launching import run_ranks
 from tests.pipeline_worker import REFUSED
-from tests.pipelines import call, save_flux
+from tests.pipelines import PIPELINES, call
 
 TP = 2
 TIMEOUT_S = 120
@@ -29,8 +29,9 @@ TIMEOUT_S = 120
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pipelines")
-    save_flux(root / "flux")
-    pipelines.split(root / "flux", root / "flux-tp2", tp=TP)
+    for name, save in PIPELINES.items():
+        save(root / name)
+        pipelines.split(root / name, root / f"{name}-tp2", tp=TP)
     return root
 
 
@@ -41,47 +42,52 @@ def damaged(root: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcomes(root: Path) -> list[dict[str, Any]]:
-    run_ranks("tests.pipeline_worker", root, "flux", "call", world_size=TP, timeout_s=TIMEOUT_S)
-    found = [json.loads((root / f"flux-{rank}.json").read_text()) for rank in range(TP)]
-    assert [each["error"] for each in found] == [""] * TP
-    return found
+def outcomes(root: Path) -> dict[str, list[dict[str, Any]]]:
+    run_ranks("tests.pipeline_worker", root, *PIPELINES, world_size=TP, timeout_s=TIMEOUT_S)
+    ranks = [json.loads((root / f"rank-{rank}.json").read_text()) for rank in range(TP)]
+    assert [found[name]["error"] for found in ranks for name in PIPELINES] == [""] * TP * len(PIPELINES)
+    return {name: [found[name] for found in ranks] for name in PIPELINES}
 
 
-def test_two_processes_draw_the_image_of_one(root: Path, outcomes: list[dict[str, Any]]):
-    whole = diffusers.FluxPipeline.from_pretrained(root / "flux")
+@pytest.mark.parametrize("name", PIPELINES)
+def test_two_processes_draw_the_image_of_one(root: Path, outcomes: dict[str, list[dict[str, Any]]], name: str):
+    whole = diffusers.DiffusionPipeline.from_pretrained(root / name)
     expected = {"latent": call(whole), "pt": call(whole, "pt")}
     for rank in range(TP):
-        found = load_file(root / f"flux-{rank}.safetensors")
+        found = load_file(root / f"{name}-{rank}.safetensors")
         for kind, wanted in expected.items():
             assert (found[kind] - wanted).abs().max() <= 1e-5 * wanted.abs().max()
-    assert outcomes[0]["class"] == "FluxPipeline"
+    assert outcomes[name][0]["class"] == type(whole).__name__
 
 
+@pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.usefixtures("outcomes")
-def test_the_default_generators_draw_alike_and_go_on(root: Path):
-    one, other = (load_file(root / f"flux-{rank}.safetensors") for rank in range(TP))
+def test_the_default_generators_draw_alike_and_go_on(root: Path, name: str):
+    one, other = (load_file(root / f"{name}-{rank}.safetensors") for rank in range(TP))
     assert torch.equal(one["default"], other["default"])
     assert torch.equal(one["again"], other["again"])
     assert not torch.equal(one["default"], one["again"])
 
 
-def test_what_has_a_plan_is_divided_and_the_rest_is_named(root: Path, outcomes: list[dict[str, Any]]):
-    whole = diffusers.FluxPipeline.from_pretrained(root / "flux")
-    record = read_pipeline(root / "flux-tp2")
+@pytest.mark.parametrize("name", PIPELINES)
+def test_what_has_a_plan_is_divided_and_the_rest_is_named(
+    root: Path, outcomes: dict[str, list[dict[str, Any]]], name: str
+):
+    whole = diffusers.DiffusionPipeline.from_pretrained(root / name)
+    record = read_pipeline(root / f"{name}-tp2")
     assert "transformer" in record.splits
     assert "vae" in record.whole
     assert "AutoencoderKL" in record.whole["vae"]
     models = {name for name, part in whole.components.items() if isinstance(part, torch.nn.Module)}
     assert {*record.splits, *record.whole} == models
-    for name in record.splits:
-        held = outcomes[0]["parameters"][name]
-        assert held < 0.75 * sum(parameter.numel() for parameter in getattr(whole, name).parameters())
+    for part in record.splits:
+        held = outcomes[name][0]["parameters"][part]
+        assert held < 0.75 * sum(parameter.numel() for parameter in getattr(whole, part).parameters())
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_be_wrong_is_refused(outcomes: list[dict[str, Any]], name: str):
-    for outcome in outcomes:
+def test_what_would_be_wrong_is_refused(outcomes: dict[str, list[dict[str, Any]]], name: str):
+    for outcome in outcomes["flux"]:
         assert outcome["refused"][name].startswith(f"LoadError: {name}: refused on a sharded pipeline")
 
 
