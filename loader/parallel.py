@@ -20,7 +20,7 @@ from loader.hooks import check_fresh, install_hooks
 from loader.shard import Shard
 from manifests.errors import LoadError
 from manifests.manifest import Manifest, Model, Source, Tensor, digest_of
-from manifests.placement import dim_runs
+from manifests.placement import counts, dim_runs
 from manifests.runtime import RuntimeTensor
 
 _DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items() if name != "F4"}
@@ -159,9 +159,8 @@ class _Part(Shard):
         owner, leaf = self._model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
         whole = (owner.get_buffer(leaf) if leaf in owner._buffers else owner.get_parameter(leaf)).detach()
         tensor = self.manifest.tensors[name]
-        if tensor.placement.partial and self.rank != 0:
-            return torch.zeros_like(whole)
-        return _cut(whole, tensor, self.rank)
+        part = _cut(whole, tensor, self.rank)
+        return part if counts(tensor.placement, self.rank) else torch.zeros_like(part)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.manifest.tensors)

@@ -10,7 +10,7 @@ from loader.files import Opening, ShardFile
 from loader.ways import Check, Way, choose_check, choose_way
 from manifests.errors import LoadError
 from manifests.manifest import Manifest
-from manifests.placement import local_shape
+from manifests.placement import counts, local_shape
 from manifests.runtime import RuntimeManifest, read_runtime
 
 AnyManifest = Manifest | RuntimeManifest
@@ -59,8 +59,8 @@ class Shard(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self.manifest.tensors[name]
         shape = local_shape(tensor.placement, tensor.dtype, tensor.shape, self.rank)
-        if tensor.placement.partial and self.rank != 0:
-            # It is rank 0's alone: zeros here, so that the sum over the ranks counts it once.
+        if not counts(tensor.placement, self.rank):
+            # It is another rank's alone: zeros here, so that the sum over the ranks counts it once.
             return torch.zeros(torch_shape(tensor.dtype, shape), dtype=torch_dtype(tensor.dtype), device=self.device)
         return self._homes[name].tensor(name, tensor.dtype, shape)
 

@@ -1,7 +1,8 @@
 """Placements: what happens to one tensor, and which of its bytes a rank owns.
 
-A placement cuts dimensions of a tensor by axes (`manifests.layout`), over a mesh. One without cuts is replicated. A
-partial one counts on rank 0 alone; the other ranks use zeros, so that the sum over the ranks counts it once.
+A placement cuts dimensions of a tensor by axes (`manifests.layout`), over a mesh. One without cuts is replicated. Of
+the ranks that hold the same part of a partial one, the first alone counts; the others use zeros, so that the sum over
+the ranks counts it once.
 """
 
 from functools import lru_cache
@@ -34,7 +35,8 @@ class Placement(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     Attributes:
         cuts: The divided dimensions; none means that every rank holds the whole tensor.
         mesh: The mesh axes with their sizes, outermost first; their product is the world size.
-        partial: Whether rank 0 alone uses the tensor and the others zeros of its shape, whichever files hold it.
+        partial: Whether, of the ranks that hold the same part, the first alone uses it and the others zeros of its
+            shape, whichever files hold it. Without cuts this is rank 0.
     """
 
     cuts: tuple[Cut, ...] = ()
@@ -100,3 +102,19 @@ def part_of(placement: Placement, rank: int) -> tuple[int, ...]:
     used = {name for cut in placement.cuts for name in bound_axis(cut.axis).mesh_axes()}
     at = {"tp": rank, **coordinates(placement.mesh, rank)}
     return tuple(position for name, position in at.items() if name in used)
+
+
+def counts(placement: Placement, rank: int) -> bool:
+    """Tell whether a rank uses its part: of a partial tensor only the first of those that hold the same part does.
+
+    >>> counts(PARTIAL, 0), counts(PARTIAL, 1)
+    (True, False)
+    >>> experts = Placement((Cut(0, "(4@ep)"),), (("ep", 2), ("etp", 2)), partial=True)
+    >>> [counts(experts, rank) for rank in range(4)]
+    [True, False, True, False]
+    """
+    if not placement.partial:
+        return True
+    used = {name for cut in placement.cuts for name in bound_axis(cut.axis).mesh_axes()}
+    at = coordinates(placement.mesh, rank) if placement.mesh else {"tp": rank}
+    return not any(position for name, position in at.items() if name not in used)

@@ -10,14 +10,18 @@ that is one user's is a class instead (`manifests.strategy`).
     mask_ids                 make ids local, foreign ones 0               clear the rows of foreign ids
     route_local              keep the routes to the rank's own experts    -
     scatter_sequence         keep the rank's part of the sequence         -
+    rms_norm                 note the mean square of all ranks' features  norm by it instead of the rank's own
+    group_rms_norm           the same, of the features of a group         the same
+    l2_norm                  the same, of the sum of squares              the same
+    cut_buffers              - (what is computed, not stored, is cut once, when the step is installed)
     all_reduce               -                                            sum over the ranks
     all_gather               -                                            join the ranks' features
     reduce_scatter_sequence  -                                            sum, keep the rank's part of the sequence
     gather_sequence          -                                            join the ranks' parts of the sequence
 
 Source: ``transformers/distributed/tensor_parallel.py`` and ``expert_parallel.py`` of transformers 5.24 for the names
-and their meaning; ``sequence_scatter`` and ``rowwise_reduce_scatter`` are ours, and ``sequence_parallel``, which does
-nothing there, divides the sequence here.
+and their meaning; ``sequence_scatter``, ``rowwise_reduce_scatter``, ``partial``, ``cut_buffers`` and the norms are
+ours, and ``sequence_parallel``, which does nothing there, divides the sequence here.
 """
 
 from collections.abc import Mapping
@@ -28,7 +32,19 @@ from manifests.strategy import Strategy, find_strategy, writes
 
 LogicalAxis = Literal["out", "in", "vocab", "hidden", "expert"]
 Bias = Literal["cut", "partial", "whole"]
-Before = Literal["", "slice_input", "divide_input", "mask_ids", "route_local", "scatter_sequence", "own"]
+Before = Literal[
+    "",
+    "slice_input",
+    "divide_input",
+    "mask_ids",
+    "route_local",
+    "scatter_sequence",
+    "rms_norm",
+    "group_rms_norm",
+    "l2_norm",
+    "cut_buffers",
+    "own",
+]
 After = Literal["", "all_reduce", "all_gather", "reduce_scatter_sequence", "gather_sequence", "own"]
 
 
@@ -78,6 +94,11 @@ STYLES: Mapping[str, Style] = {
         Style("all_reduce", "", "whole", "", "all_reduce"),
         Style("sequence_scatter", "", "whole", "scatter_sequence", ""),
         Style("sequence_parallel", "", "whole", "", "gather_sequence"),
+        Style("rms_norm", "out", "cut", "rms_norm", ""),
+        Style("group_rms_norm", "out", "cut", "group_rms_norm", ""),
+        Style("l2_norm", "", "whole", "l2_norm", ""),
+        Style("cut_buffers", "", "whole", "cut_buffers", ""),
+        Style("partial", "", "partial", "", ""),
         Style("replicate", "", "whole", "", ""),
         # Three that differ from `replicate` only where gradients flow or parameters are DTensors: never here.
         Style("replicated_with_grad_allreduce", "", "whole", "", ""),

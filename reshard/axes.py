@@ -63,8 +63,8 @@ class AxisFinder:
             self.notes[f"{suffix}: cut as plain rows, since the size {error.name!r} of its heads is not known"] = None
             return plain_axis(size)
 
-    def bind(self, notation: str, target: str, reference: str, size: int) -> Axis:
-        """Return the axis that a layout denotes for a module, its arguments as in `find`.
+    def bind(self, notation: str, target: str, reference: str, size: int | None) -> Axis:
+        """Return the axis that a layout denotes for a module, its arguments as in `find`; no size fits any.
 
         Raises:
             UnboundSizeError: A size is not known.
@@ -74,7 +74,9 @@ class AxisFinder:
         try:
             known = parse_axis(notation, lambda name: 1 if name == "?" else lookup(name))
             if "?" not in notation:
-                return self._checked(known, notation, reference, size)
+                return self._checked(known, notation, reference, known.size if size is None else size)
+            if size is None:
+                raise PlanError(f"{self._plan.label}: {reference}: the layout {notation} leaves a size open")
             if known.size == 0 or size % known.size:
                 raise PlanError(
                     f"{self._plan.label}: {reference}: the layout {notation} needs a multiple of {known.size}, "

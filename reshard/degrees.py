@@ -41,6 +41,7 @@ class Demand(NamedTuple):
         shape: The tensor's shape, in elements.
         cuts: Its dimensions that are to be divided.
         group: The module whose children share a mesh.
+        partial: Whether one of the ranks that hold the same part uses it, the others zeros.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Demand(NamedTuple):
     shape: tuple[int, ...]
     cuts: tuple[Wanted, ...]
     group: str
+    partial: bool = False
 
     @property
     def mesh_axes(self) -> frozenset[str]:
@@ -56,12 +58,12 @@ class Demand(NamedTuple):
 
     def placed(self, mesh: Mesh) -> Placement:
         """Return the placement that grants the wish over a mesh; of equal wishes it is one object."""
-        return _placed(self.cuts, mesh)
+        return _placed(self.cuts, mesh, self.partial)
 
 
 @lru_cache(maxsize=4096)
-def _placed(cuts: tuple[Wanted, ...], mesh: Mesh) -> Placement:
-    return Placement(tuple(Cut(cut.dim, str(cut.axis), cut.unit) for cut in cuts), mesh)
+def _placed(cuts: tuple[Wanted, ...], mesh: Mesh, partial: bool) -> Placement:
+    return Placement(tuple(Cut(cut.dim, str(cut.axis), cut.unit) for cut in cuts), mesh, partial)
 
 
 @lru_cache(maxsize=4096)
@@ -148,7 +150,7 @@ def mesh_for(demand: Demand, meshes: Mapping[str, Mesh], world: World) -> Mesh |
     if _uses_heads(demand):
         return meshes.get(demand.group)
     if "ep" in demand.mesh_axes:
-        return world.expert_mesh("etp" if "etp" in demand.mesh_axes else "rep")
+        return world.expert_mesh("etp" if demand.partial or "etp" in demand.mesh_axes else "rep")
     return world.plain_mesh
 
 

@@ -120,7 +120,7 @@ class _Resolver:
                 for name, tensor in self.model.tensors.items()
             },
             rules={name: rule for name, rule in self.wishes.rules.items() if name in self.model.tensors},
-            modules=surroundings.with_inputs(modules, meshes),
+            modules=surroundings.with_inputs(surroundings.with_meshes(modules, meshes), meshes),
             attributes=surroundings.attributes(meshes),
             ties=dict(self.model.ties),
             sizes=dict(sorted(self.model.sizes.used.items())),

@@ -108,7 +108,7 @@ def build_rule(pattern: str, choice: object, label: str) -> Rule:
         raise PlanError(f"{label}: {pattern}: {error}") from error
     if blocks and not style.packed:
         raise PlanError(f"{label}: {pattern}: {style.name} takes no blocks; packed_colwise and packed_rowwise do")
-    if layout and (blocks or style.contiguous or not style.cuts):
+    if layout and (blocks or style.contiguous or not (style.cuts or style.before == "cut_buffers")):
         raise PlanError(f"{label}: {pattern}: {style.name} takes no layout" + (" beside blocks" if blocks else ""))
     return Rule(pattern, style.name, layout, tuple(blocks), dim)
 

@@ -12,7 +12,7 @@ from manifests.dtypes import atom, nbytes
 from manifests.header import DATA_ALIGNMENT, StoredTensor, encode_header
 from manifests.manifest import Tensor
 from manifests.natural import natural_key
-from manifests.placement import local_shape
+from manifests.placement import counts, local_shape
 
 ALIGNMENT = 64
 COMMON_NAME = "common.safetensors"
@@ -82,12 +82,11 @@ def plan_files(
         whole = Shard(name, tensor.dtype, tensor.shape, 0)
         if tensor.unused:
             unused.append(whole)
-        elif tensor.placement.partial and not options.self_contained:
-            ranks[0].append(whole)
-        elif tensor.placement.cuts or options.self_contained:
+        elif tensor.placement.cuts or tensor.placement.partial or options.self_contained:
             for rank in range(world_size):
-                shape = local_shape(tensor.placement, tensor.dtype, tensor.shape, rank)
-                ranks[rank].append(Shard(name, tensor.dtype, shape, rank))
+                if options.self_contained or counts(tensor.placement, rank):
+                    shape = local_shape(tensor.placement, tensor.dtype, tensor.shape, rank)
+                    ranks[rank].append(Shard(name, tensor.dtype, shape, rank))
         else:
             common.append(whole)
     limit = options.max_file_nbytes

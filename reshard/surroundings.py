@@ -42,16 +42,20 @@ class Surroundings:
             if style.before == "route_local":
                 modules[module] = self._routed(style, module, demands)
             elif style.before or style.after or style.own:
-                axis = str(weight.cuts[0].axis) if weight else ""
+                axis = str(weight.cuts[0].axis) if weight else self._along(rule, module)
                 modules[module] = Module(style.name, style.before, style.after, axis)
         return modules
 
+    def _along(self, rule: Rule, module: str) -> str:
+        """Return the axis of a module's buffers, which only its rule knows."""
+        return str(self._wishes.axes.bind(rule.layout, f"{module}.", module, None)) if rule.layout else ""
+
     def _without_tensors(self, owners: list[str]) -> list[str]:
-        """Return the identities that rules name inside of modules with tensors; no tensor's name tells of them."""
+        """Return the modules that rules name inside of modules with tensors; no tensor's name tells of them."""
         found: list[str] = []
         for rule in self._plan.rules:
             parent, _, leaf = rule.pattern.rpartition(".")
-            if resolve_style(rule.style).before == "divide_input" and parent and leaf != "*":
+            if resolve_style(rule.style).before in ("divide_input", "l2_norm") and parent and leaf != "*":
                 inside = Matcher([Rule(parent, "")])
                 names = [f"{owner}.{leaf}" for owner in owners if inside.find(owner)]
                 found += [name for name in names if name not in owners]
@@ -64,7 +68,7 @@ class Surroundings:
         if len(axes) != 1:
             found = " and ".join(sorted(axes)) or "nothing"
             raise PlanError(f"{self._plan.label}: {module}: {style.name} needs experts divided alike, found {found}")
-        copied = [demand.name for demand in mine if "etp" not in demand.mesh_axes]
+        copied = [demand.name for demand in mine if "etp" not in demand.mesh_axes and not demand.partial]
         if 0 < len(copied) < len(mine):
             ranks = self._world.size // self._world.experts
             raise PlanError(
@@ -74,13 +78,25 @@ class Surroundings:
         mesh = self._world.expert_mesh("rep" if copied else "etp") or ()
         return Module(style.name, style.before, style.after, axes.pop(), mesh)
 
+    def with_meshes(self, modules: Mapping[str, Module], meshes: Mapping[str, Mesh]) -> dict[str, Module]:
+        """Return the steps with the meshes of those that are about heads, given the mesh of every group of heads."""
+        groups = {"group_rms_norm": lambda name: name.rpartition(".")[0], "cut_buffers": lambda name: name}
+        return {
+            name: msgspec.structs.replace(entry, mesh=meshes.get(groups[entry.before](name), (("kv", 1), ("rep", 1))))
+            if entry.before in groups and "@" in entry.axis
+            else entry
+            for name, entry in modules.items()
+        }
+
     def attributes(self, meshes: Mapping[str, Mesh]) -> dict[str, dict[str, int]]:
         """Return what to set on modules, given the mesh of every group of heads."""
         if not self._plan.attributes:
             return {}
         attributes: dict[str, dict[str, int]] = {}
         for module, formulas in self._fitting(self._plan.attributes):
-            mesh = {"tp": self._world.size, **dict(meshes.get(module, (("kv", 1), ("rep", 1))))}
+            # Those of a norm beside the heads are the heads'.
+            heads = meshes.get(module) or meshes.get(module.rpartition(".")[0]) or (("kv", 1), ("rep", 1))
+            mesh = {"tp": self._world.size, **dict(heads)}
             changed: dict[str, int] = {}
             for name, formula in formulas.items():
                 alone = self._evaluate(formula, dict.fromkeys((*mesh, "kv", "rep"), 1), module)

@@ -46,9 +46,10 @@ class RuleFinder:
         return (rule, direct) if rule else self._rules.find_for_parameter(name)
 
     def within(self, name: str) -> Rule | None:
-        """Return the rule that divides the inner width of an expert's parameter."""
+        """Return the rule that divides the inner width of an expert's parameter, or counts it once."""
         rule, direct = self._rules.find_for_parameter(name.removesuffix(SCALE))
-        return rule if rule and direct and resolve_style(rule.style).cuts else None
+        style = resolve_style(rule.style) if rule and direct else None
+        return rule if style and (style.cuts or style.bias == "partial") else None
 
 
 class Wishes:
@@ -88,7 +89,7 @@ class Wishes:
             return placed
         if not style.cuts:
             self.effective.add(rule.pattern)
-            return REPLICATED
+            return PARTIAL if style.bias == "partial" else REPLICATED
         if not tensor.shape:
             return REPLICATED
         if style.cuts == "expert":
@@ -123,14 +124,18 @@ class Wishes:
     def _expert_wish(self, rule: Rule, name: str, tensor: RuntimeTensor) -> Demand:
         """Return the wish to divide experts over ``ep``, and each over ``etp`` by its rule for undivided experts.
 
-        Experts that have no such rule are copied to the ranks that are left for each.
+        Experts that have no such rule are copied to the ranks that are left for each. A bias that is added once is used
+        by the first of them.
         """
         module = name.rpartition(".")[0]
         self.effective.add(rule.pattern)
         cuts = [Wanted(0, Axis((Segment((Factor(tensor.shape[0], "ep"),)),)))]
         if self._world.experts < self._world.size:
             inner = self.find.within(name)
-            cut = self._cut(inner, resolve_style(inner.style), name, tensor, direct=True) if inner else None
+            style = resolve_style(inner.style) if inner else None
+            if style and not style.cuts:
+                return Demand(name, tensor.dtype, tensor.shape, tuple(cuts), module, partial=True)
+            cut = self._cut(inner, style, name, tensor, direct=True) if inner and style else None
             if cut is not None:
                 cuts.append(cut._replace(axis=over(cut.axis, "etp")))
         return Demand(name, tensor.dtype, tensor.shape, tuple(cuts), module)

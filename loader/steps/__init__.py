@@ -6,8 +6,10 @@ Everything that can be known before the first call is computed when a step is ma
 from collections.abc import Callable, Mapping
 
 from loader.steps.arguments import take_inputs
+from loader.steps.buffers import cut_buffers
 from loader.steps.features import all_gather, all_reduce, divide_input, slice_input
 from loader.steps.ids import mask_ids
+from loader.steps.norms import group_rms_norm, l2_norm, rms_norm
 from loader.steps.parts import gather_sequence, reduce_scatter_sequence, scatter_sequence
 from loader.steps.routes import route_local
 from loader.steps.site import Site, Step
@@ -21,6 +23,10 @@ STEPS: Mapping[str, Callable[[Site], Step]] = {
     "mask_ids": mask_ids,
     "route_local": route_local,
     "scatter_sequence": scatter_sequence,
+    "rms_norm": rms_norm,
+    "group_rms_norm": group_rms_norm,
+    "l2_norm": l2_norm,
+    "cut_buffers": cut_buffers,
     "all_reduce": all_reduce,
     "all_gather": all_gather,
     "reduce_scatter_sequence": reduce_scatter_sequence,

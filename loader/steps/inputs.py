@@ -24,6 +24,9 @@ class InputNames:
     def __len__(self) -> int:
         return len(self._names)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
     def index(self, name: str) -> int:
         """Return the place of an input.
 

@@ -58,16 +58,25 @@ class Site(NamedTuple):
         """Number of ranks."""
         return dist.get_world_size(self.group)
 
+    @property
+    def rank(self) -> int:
+        """This rank's number."""
+        return dist.get_rank(self.group)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh over which the site's axis is divided."""
+        return self.entry.mesh or (("tp", self.world_size),)
+
     def owned_range(self) -> tuple[int, int, int]:
         """Return the first entry and the number of entries that this rank owns of the site's axis, and its size."""
-        mesh = self.entry.mesh or (("tp", self.world_size),)
-        return owned_range(self.entry.axis, mesh, dist.get_rank(self.group))
+        return owned_range(self.entry.axis, self.mesh, self.rank)
 
     @property
     def copy(self) -> tuple[int, int]:
         """Which copy of its part of the axis this rank has, and how many there are."""
         copies = dict(self.entry.mesh).get("rep", 1)
-        return dist.get_rank(self.group) % copies, copies
+        return self.rank % copies, copies
 
 
 def owned_range(axis: str, mesh: Mesh, rank: int) -> tuple[int, int, int]:

@@ -17,14 +17,29 @@ def exported() -> dict[str, Any]:
 
 @cache
 def ours() -> dict[str, Any]:
-    """Return the tables of all files in ``ours``; a type that is ``like`` another has its tables too."""
+    """Return the tables of all files in ``ours``.
+
+    A type that is ``like`` others, or like rules that several have in ``parts``, has their lines too; its own count.
+    """
     content: dict[str, Any] = {}
     for file in sorted(files(__package__).joinpath("ours").iterdir(), key=lambda file: file.name):
         for name, table in tomllib.loads(file.read_text("utf-8")).items():
             content.setdefault(name, {}).update(table)
     types = content["types"]
-    content["types"] = {name: {**types.get(table.get("like", ""), {}), **table} for name, table in types.items()}
+    models = {**content.get("parts", {}), **types}
+    content["types"] = {name: _joined(models, table) for name, table in types.items()}
     return content
+
+
+def _joined(models: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a type's tables with the lines of those that it is like, in their order, before its own."""
+    likes = table.get("like", [])
+    joined: dict[str, Any] = {}
+    for part in (*(models[name] for name in ([likes] if isinstance(likes, str) else likes)), table):
+        for key, lines in part.items():
+            if key != "like":
+                joined[key] = {**joined.get(key, {}), **lines}
+    return joined
 
 
 def own_plans() -> dict[str, dict[str, Any]]:

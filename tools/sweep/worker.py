@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
+from manifests.placement import counts
 from tools.sweep.cases import Case
 from tools.sweep.counting import count
 from tools.sweep.inputs import tiny_inputs
@@ -250,9 +251,9 @@ def compare_shards(case: Case, work: Path, ranks: Ranks) -> Outcome:
 
 
 def fits(shard: Any, name: str, peer: torch.Tensor) -> bool:
-    """Tell whether a tensor of the shard is the peer's; a partial one is there on rank 0, and zero on the others."""
+    """Tell whether a tensor of the shard is the peer's; a partial one is there on one rank, and zero on the others."""
     mine = shard[name]
-    if shard.manifest.tensors[name].placement.partial and shard.rank:
+    if not counts(shard.manifest.tensors[name].placement, shard.rank):
         peer = torch.zeros_like(peer)
     return mine.dtype == peer.dtype and torch.equal(mine, peer)
 

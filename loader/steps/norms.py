@@ -1,0 +1,103 @@
+"""Steps on norms of features of which a rank has some: the squares of all ranks' features count.
+
+The module's own forward runs on the rank's features, and its output is scaled from the rank's norm to that of all. The
+collective carries one number for every token and group, where joining the ranks would carry the features.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import silu
+
+from loader.steps.collectives import collectable, summed
+from loader.steps.inputs import InputNames
+from loader.steps.site import Inputs, Site, Step
+from manifests.errors import LoadError
+from manifests.placement import bound_axis
+
+EPSILONS = ("variance_epsilon", "eps")
+"""Names under which norms have the number that is added to the squares."""
+
+
+def rms_norm(site: Site) -> Step:
+    """Return the step of an RMS norm over the features of all ranks.
+
+    Raises:
+        LoadError: The norm adds a bias, or has no epsilon of a known name.
+    """
+    return _NormOverRanks(site).step()
+
+
+def l2_norm(site: Site) -> Step:
+    """Return the step of a norm by the sum of squares, not their mean.
+
+    Raises:
+        LoadError: As of `rms_norm`.
+    """
+    return _NormOverRanks(site, mean=False).step()
+
+
+def group_rms_norm(site: Site) -> Step:
+    """Return the step of an RMS norm over every group of features by itself.
+
+    The groups are divided over ``kv``, each over ``rep``; where that is one rank, there is nothing to do.
+
+    Raises:
+        LoadError: As of `rms_norm`.
+    """
+    mesh = dict(site.mesh)
+    if mesh.get("rep", 1) == 1:
+        return Step()
+    return _NormOverRanks(
+        site, groups=bound_axis(site.entry.axis).segments[0].factors[0].size // mesh["kv"], places=mesh["kv"]
+    ).step()
+
+
+class _NormOverRanks:
+    """Keeps the ratio of the two norms from the inputs to the output.
+
+    Groups of different ranks are summed in one collective, each in a place of its own.
+    """
+
+    def __init__(self, site: Site, *, mean: bool = True, groups: int = 1, places: int = 1) -> None:
+        module = site.module
+        if getattr(module, "bias", None) is not None:
+            raise LoadError(f"{site.label}: adds a bias, which its split cannot scale")
+        epsilon = next((getattr(module, name) for name in EPSILONS if hasattr(module, name)), None)
+        if not isinstance(epsilon, float):
+            raise LoadError(f"{site.label}: has no epsilon under one of the names {', '.join(EPSILONS)}")
+        self._epsilon = epsilon
+        self._inputs, self._group = InputNames(module), site.group
+        # Where the gate is multiplied before the norm, it is a part of what is squared.
+        gated = "gate" in self._inputs and not getattr(module, "norm_before_gate", False)
+        self._gate = self._inputs.index("gate") if gated else None
+        self._mean, self._groups, self._places = mean, groups, places
+        self._copies = site.world_size // places
+        self._place = site.rank // self._copies
+        self._ratio: torch.Tensor | None = None
+
+    def step(self) -> Step:
+        return Step(self.before, self.after)
+
+    def before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+        states = self._inputs.get(0, args, kwargs).float()
+        if self._gate is not None and (gate := self._inputs.find(self._gate, args, kwargs)) is not None:
+            states = states * silu(gate.float())
+        numel = states.shape[-1] // self._groups
+        own = states.reshape(*states.shape[:-1], self._groups, numel).square().sum(-1)
+        every = own.new_zeros((self._places, *own.shape))
+        every[self._place] = own
+        whole = summed(every, self._group)[self._place]
+        if self._mean:
+            own, whole = own / numel, whole / (numel * self._copies)
+        self._ratio = ((own + self._epsilon) / (whole + self._epsilon)).sqrt().unsqueeze(-1)
+        return args, kwargs
+
+    def after(self, module: nn.Module, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        ratio, self._ratio = self._ratio, None
+        if ratio is None:
+            raise LoadError(f"{type(module).__name__}: its output came without its inputs")
+        *shape, features = collectable(module, output).shape
+        scaled = output.view(*shape, self._groups, features // self._groups) * ratio
+        return scaled.view(*shape, features).to(output.dtype)
