@@ -76,9 +76,11 @@ class _NormOverRanks:
         self._copies = site.world_size // places
         self._place = site.rank // self._copies
         self._ratio: torch.Tensor | None = None
+        # torch's own norm compares its weight with the number of features that it was made for.
+        self._attributes = {"normalized_shape": tuple(module.weight.shape)} if isinstance(module, nn.RMSNorm) else {}
 
     def step(self) -> Step:
-        return Step(self.before, self.after)
+        return Step(self.before, self.after, self._attributes)
 
     def before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         states = self._inputs.get(0, args, kwargs).float()

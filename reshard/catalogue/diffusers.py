@@ -13,6 +13,7 @@ from typing import Any
 
 from manifests.errors import CheckpointError, PlanError
 from reshard.catalogue.architecture import Architecture
+from reshard.catalogue.builtin import build_bindings
 from reshard.catalogue.tables import ours
 from reshard.plans import AxisBinding, Plan, build_inputs, build_rule
 
@@ -105,10 +106,7 @@ def build_plan(architecture: Architecture, source: str) -> Plan:
         label=label,
         rules=tuple(build_rule(pattern, choice, label) for pattern, choice in entry["plan"].items()),
         sizes={**ours()["sizes"], **entry.get("sizes", {})},
-        bindings=tuple(
-            AxisBinding(table["suffix"], table.get("out", ""), table.get("in", ""), table.get("under", ""))
-            for table in entry.get("bindings", ())
-        ),
+        bindings=_bindings(architecture.name, entry),
         attributes=entry.get("attributes", {}),
         inputs={
             pattern: build_inputs(table, f"{label}: inputs.{pattern}")
@@ -116,6 +114,16 @@ def build_plan(architecture: Architecture, source: str) -> Plan:
         },
         exhaustive=False,
     )
+
+
+def _bindings(name: str, entry: Mapping[str, Any]) -> tuple[AxisBinding, ...]:
+    """Return the axes of a class's modules; those that were exported say under which module each is."""
+    if name in exported()["classes"]:
+        return tuple(
+            AxisBinding(table["suffix"], table.get("out", ""), table.get("in", ""), table["under"])
+            for table in entry["bindings"]
+        )
+    return build_bindings({**ours()["class_bindings"], **entry.get("bindings", {})})
 
 
 def check_names(label: str, names: Iterable[str]) -> None:
