@@ -5,6 +5,8 @@ dtypes are kept where none is asked for, and not converted to float32.
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +130,27 @@ def _assemble(
     """Build the pipeline around parts that were loaded; the others are loaded by diffusers, in their stored dtypes."""
     stored = {name: dtype or _stored_dtype(folder / name) for name in record.whole if name not in parts}
     variant = record.variant if any(f".{record.variant}." in name for name in record.carried) else None
-    # An empty mapping would be taken for no dtype, which is float32.
-    return pipeline_class.from_pretrained(
-        folder, dtype=stored or None, variant=variant, local_files_only=True, use_safetensors=True, **parts
-    )
+    with _silent():
+        return pipeline_class.from_pretrained(
+            folder, dtype=stored or None, variant=variant, local_files_only=True, use_safetensors=True, **parts
+        )
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Within it, neither library shows how far it is: every rank would."""
+    import diffusers
+    import transformers
+
+    libraries = [diffusers.utils.logging, transformers.utils.logging]
+    shown = [library for library in libraries if library.is_progress_bar_enabled()]
+    for library in shown:
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library in shown:
+            library.enable_progress_bar()
 
 
 def _stored_dtype(folder: Path) -> torch.dtype:

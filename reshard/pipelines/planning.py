@@ -118,7 +118,7 @@ def _component(model: str | Path, name: str, world_size: int, options: Options, 
     chosen = options._replace(variant=variant, subfolder="" if path.is_dir() else name)
     checkpoint = open_checkpoint(folder, variant)
     nbytes = sum(file.nbytes for file in checkpoint.files)
-    reason = "asked for" if kept else _reason_whole(checkpoint.config, folder.label)
+    reason = "asked for" if kept else _reason_whole(checkpoint.config)
     if reason:
         return Component(folder, None, reason, tuple(checkpoint.needed), nbytes)
     try:
@@ -132,10 +132,10 @@ def _is_weights(name: str) -> bool:
     return name.endswith((".safetensors", ".bin", ".pt", ".ckpt", ".msgpack"))
 
 
-def _reason_whole(config: Mapping[str, Any], label: str) -> str:
+def _reason_whole(config: Mapping[str, Any]) -> str:
     """Return why a model is not divided, empty if the catalogue has a plan for its class."""
     try:
         architecture = find_architecture(config)
     except PlanError as error:
         return str(error)
-    return "" if architecture is not None else describe_missing_plan(config, label)
+    return "" if architecture is not None else describe_missing_plan(config)

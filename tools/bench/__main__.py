@@ -9,7 +9,7 @@ import time
 
 from tools.bench.common import RESULTS, Options, machine, write_page
 
-NAMES = ("split", "load", "forward", "scale")
+NAMES = ("split", "load", "pipeline", "forward", "scale")
 
 
 def main() -> None:
