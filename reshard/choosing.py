@@ -70,9 +70,7 @@ def choose_plan(
     names = [*(name for name, tensor in tensors.items() if not tensor.unused), *ties]
     if options.plan is None:
         if architecture is None:
-            raise PlanError(
-                f"{describe_missing_plan(checkpoint.config, checkpoint.folder.label)}; give one with --plan"
-            )
+            raise PlanError(_no_plan(checkpoint))
         _check_parts(architecture, checkpoint)
         return built_in_plan(architecture, options.plan_source)
     given = (

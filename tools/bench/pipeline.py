@@ -129,10 +129,10 @@ def table(result: dict[str, Any]) -> list[str]:
         "## Loading a pipeline",
         "",
         f"A pipeline of the shape of FLUX.2 with {result['nbytes'] / 1e9:.1f} GB of weights in bfloat16 at tp {TP}, "
-        "warm, the slower rank; a forward is one of the text encoder and one of the transformer. `x` is against diffusers' own way of "
-        "dividing while it reads. Private is RssAnon when ready, peak the highest resident memory, mapped pages "
-        "included. diffusers keeps the text encoder whole on every rank, and its tensor parallelism takes no CPU "
-        "without a change to its list of devices, which is made here.",
+        "warm, the slower rank; a forward is one of the text encoder and one of the transformer. `x` is against "
+        "diffusers' own way of dividing while it reads. Private is RssAnon when ready, peak the highest resident "
+        "memory, mapped pages included. diffusers keeps the text encoder whole on every rank, and its tensor "
+        "parallelism takes no CPU without a change to its list of devices, which is made here.",
         "",
         *rows(header, lines),
     ]
