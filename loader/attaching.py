@@ -2,19 +2,19 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 
-from loader.dtypes import torch_shape
+from loader.dtypes import torch_dtype, torch_shape
 from loader.shard import Shard
 from manifests.errors import LoadError
 
 Convert = Callable[[str, torch.Tensor], torch.Tensor]
 
 
-def attach(module: nn.Module, shard: Shard, *, convert: Convert | None = None) -> None:
+def attach(module: nn.Module, shard: Shard, *, convert: Convert | None = None, any_float: bool = False) -> None:
     """Replace a module's parameters and buffers by the shard's, tie what is tied, set the attributes.
 
     The module has the whole model's shapes before (on any device, also meta), and its rank's shapes after. Everything
@@ -23,12 +23,14 @@ def attach(module: nn.Module, shard: Shard, *, convert: Convert | None = None) -
     Args:
         module: The model, as its class builds it.
         shard: Its rank's tensors.
-        convert: Applied to every tensor, by name; for a change of dtype.
+        convert: Applied to every tensor, by name; for a change of dtype. Dtypes are not compared then.
+        any_float: Whether a parameter of a floating-point dtype of at least 16 bits may get a tensor of another one.
 
     Raises:
-        LoadError: A parameter is in no file, a tensor is no parameter, a shape differs, or an attribute is not there.
+        LoadError: A parameter is in no file, a tensor is no parameter, a shape or a dtype differs, or an attribute is
+            not there.
     """
-    check_fits(module, shard)
+    check_fits(module, shard, dtypes="any" if convert else "any float" if any_float else "same")
     modules = dict(module.named_modules(remove_duplicate=False))
     for name in shard:
         tensor = shard[name]
@@ -42,8 +44,13 @@ def attach(module: nn.Module, shard: Shard, *, convert: Convert | None = None) -
             _set_attribute(modules[name], attribute, value)
 
 
-def check_fits(module: nn.Module, shard: Shard) -> None:
+def check_fits(module: nn.Module, shard: Shard, *, dtypes: Literal["same", "any float", "any"] = "same") -> None:
     """Compare a module with a shard; nothing is changed.
+
+    Args:
+        module: The model.
+        shard: Its rank's tensors.
+        dtypes: Which dtypes a parameter may get that has another one; those of floating point have 16 bits or more.
 
     Raises:
         LoadError: They do not fit, for the reasons that `attach` lists.
@@ -62,6 +69,8 @@ def check_fits(module: nn.Module, shard: Shard) -> None:
             problems.append(f"{name}: in the split, but no parameter of the model")
         elif tuple(mine.shape) != (expected := torch_shape(tensor.dtype, tensor.shape)):
             problems.append(f"{name}: {list(mine.shape)} in the model, {list(expected)} in the split")
+        elif (dtype := torch_dtype(tensor.dtype)) != mine.dtype and not _may_become(dtype, mine.dtype, dtypes):
+            problems.append(f"{name}: {mine.dtype} in the model, {dtype} in the split")
     problems += [f"{name}: a parameter of the model, but in no file" for name in sorted(state - set(shard) - set(ties))]
     for name, source in ties.items():
         problems += [f"{n}: tied, but no parameter of the model" for n in (name, source) if n not in parameters]
@@ -72,6 +81,11 @@ def check_fits(module: nn.Module, shard: Shard) -> None:
         shown = "\n".join(f"  {problem}" for problem in problems[:20])
         more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
         raise LoadError(f"{type(module).__name__}: the split is not of this model:\n{shown}{more}")
+
+
+def _may_become(dtype: torch.dtype, mine: torch.dtype, dtypes: str) -> bool:
+    floats = all(one.is_floating_point and one.itemsize > 1 for one in (dtype, mine))
+    return dtypes == "any" or (dtypes == "any float" and floats)
 
 
 Entry = TypeVar("Entry")

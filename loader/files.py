@@ -1,5 +1,6 @@
 """The files of a rank: checked, then mapped or read, each one block of bytes of which tensors are views."""
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -14,6 +15,7 @@ from loader.mapping import map_file
 from loader.memory import DeviceMemory, HostMemory, Memory, PinnedPool
 from loader.reading import RankFile
 from loader.tiles import STRETCH_NBYTES, Tile, check_in_memory, stretches_of
+from manifests.belonging import belonging, foreign
 from manifests.errors import CheckpointError, LoadError
 from manifests.header import read_header
 from manifests.manifest import TILE_NBYTES, Extent
@@ -56,6 +58,7 @@ class Opening:
         self._work: list[Future[None]] = []
         self._reading: list[tuple[RankFile, Memory]] = []
         self._pinned: PinnedPool | None = None
+        self._given_up: LoadError | None = None
 
     def open(self, file: RuntimeFile) -> ShardFile:
         """Check a file's size and header, and map it or begin to read it.
@@ -64,18 +67,25 @@ class Opening:
             LoadError: It is not the file that was written.
         """
         path = self._folder / file.name
-        check_rank_file(path, file, self._manifest.key)
+        handle = open_checked(path, file, self._manifest)
         extents, nbytes = self._manifest.extents(file), file.nbytes - file.data_offset
-        if nbytes == 0:
-            return ShardFile(extents, torch.empty(0, dtype=torch.uint8, device=self._device))
-        if self._way == "read":
-            return ShardFile(extents, self._begin(RankFile(str(path), file.data_offset), extents, nbytes))
-        pages = map_file(path, file.nbytes)
+        if self._way == "read" and nbytes:
+            return ShardFile(extents, self._begin(RankFile(str(path), file.data_offset, file.nbytes, handle), extents))
+        try:
+            if nbytes == 0:
+                return ShardFile(extents, torch.empty(0, dtype=torch.uint8, device=self._device))
+            pages = map_file(str(path), handle, file.nbytes)
+        finally:
+            os.close(handle)
         if self._hashed:
             memory = memoryview(pages)[file.data_offset :]
             self._submit(partial(check_in_memory, str(path), memory=memory), extents)
         block = torch.frombuffer(pages, dtype=torch.uint8, offset=file.data_offset, count=nbytes)
         return ShardFile(extents, block if self._device.type == "cpu" else block.to(self._device))
+
+    def give_up(self, error: LoadError) -> None:
+        """Let what is still to be read raise an error, and so `finish`; for another thread."""
+        self._given_up = error
 
     def finish(self) -> None:
         """Wait until everything is in memory and every hash that is to be compared was.
@@ -99,8 +109,12 @@ class Opening:
             source.close()
         self._workers, self._work, self._reading = None, [], []
 
-    def _begin(self, source: RankFile, extents: Mapping[str, Extent], nbytes: int) -> torch.Tensor:
-        memory = self._allocate(nbytes)
+    def _begin(self, source: RankFile, extents: Mapping[str, Extent]) -> torch.Tensor:
+        try:
+            memory = self._allocate(source.nbytes - source.data_offset)
+        except BaseException:
+            source.close()
+            raise
         self._reading.append((source, memory))
         self._submit(partial(_read_stretch, source, memory, self._hashed), extents)
         return memory.block
@@ -114,7 +128,12 @@ class Opening:
     def _submit(self, work: "partial[None]", extents: Mapping[str, Extent]) -> None:
         if self._workers is None:
             self._workers = ThreadPoolExecutor(THREADS, "reshard-read")
-        self._work += [self._workers.submit(work, stretch) for stretch in stretches_of(extents)]
+        self._work += [self._workers.submit(self._carry_out, work, stretch) for stretch in stretches_of(extents)]
+
+    def _carry_out(self, work: "partial[None]", stretch: Sequence[Tile]) -> None:
+        if self._given_up is not None:
+            raise self._given_up
+        work(stretch)
 
 
 def _read_stretch(source: RankFile, memory: Memory, hashed: bool, stretch: Sequence[Tile]) -> None:
@@ -124,30 +143,49 @@ def _read_stretch(source: RankFile, memory: Memory, hashed: bool, stretch: Seque
     memory.end(begin, end)
 
 
-def check_rank_file(path: Path, file: RuntimeFile, key: str) -> None:
-    """Compare a file's size and header with the manifest, before its data is touched.
+def open_checked(path: Path, file: RuntimeFile, manifest: RuntimeManifest) -> int:
+    """Open a file, and compare its size and header with the manifest before its data is touched.
 
-    The header's hash says all; only where it differs is the header parsed, to tell why.
+    Returns:
+        The open file: what is mapped or read is what was checked, whatever the name means by then.
 
     Raises:
-        LoadError: It is missing, short, long, of another split, or not the file that was written.
+        LoadError: It is missing, short, long, of another split or rank, or not the file that was written.
     """
     try:
-        with path.open("rb", buffering=0) as stream:
-            actual = stream.seek(0, 2)
-            if actual != file.nbytes:
-                raise LoadError(f"{path}: {actual} bytes, {file.nbytes} expected; split again or copy the file again")
-            stream.seek(0)
-            start = stream.read(file.data_offset)
-        length = int.from_bytes(start[:8], "little")
-        if length == len(start) - 8 and xxhash.xxh3_128_hexdigest(start[8:]) == file.header:
-            return
-        header = read_header(path)
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise LoadError(f"{path}: missing; copy it, or split again") from error
-    except (OSError, CheckpointError) as error:
-        raise LoadError(f"{path}: cannot be used: {error}") from error
-    found = (header.metadata or {}).get("reshard.key", "none")
-    if found != key:
-        raise LoadError(f"{path}: belongs to another split: its key is {found}, the manifest's {key}")
-    raise LoadError(f"{path}: its header is not the one that was written")
+    except OSError as error:
+        raise LoadError(f"{path}: cannot be opened: {error.strerror}") from error
+    try:
+        _check(handle, path, file, manifest)
+    except OSError as error:
+        os.close(handle)
+        raise LoadError(f"{path}: cannot be read: {error.strerror}") from error
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _check(handle: int, path: Path, file: RuntimeFile, manifest: RuntimeManifest) -> None:
+    """Compare an open file's size and header; the header's hash says all, and only where it differs it is parsed."""
+    actual = os.fstat(handle).st_size
+    if actual == file.nbytes:
+        start = os.pread(handle, file.data_offset, 0)
+        length = int.from_bytes(start[:8], "little")
+        if length == file.data_offset - 8 == len(start) - 8 and xxhash.xxh3_128_hexdigest(start[8:]) == file.header:
+            return
+    size = f"{actual} bytes, {file.nbytes} expected; split again or copy the file again"
+    try:
+        header = read_header(path)
+    except CheckpointError as error:
+        raise LoadError(f"{path}: {size}" if actual != file.nbytes else f"{path}: cannot be used: {error}") from error
+    other = foreign(header.metadata, belonging(manifest.key, manifest.world_size, file.owners))
+    if actual != file.nbytes:
+        raise LoadError(f"{path}: {other}: {size}" if other else f"{path}: {size}")
+    raise LoadError(
+        f"{path}: {other or 'its hash differs'}: its header is not the one that was written; "
+        "copy the file again, or split again"
+    )

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from loader.group import check_world_size, kept
+from loader.group import find_place, kept
 from loader.own import ReplacedForward, own_step, replace_forward
 from loader.steps import Sequence, Site, Step, make_step
 from manifests.errors import LoadError, PlanError
@@ -40,10 +40,7 @@ def install_hooks(
         LoadError: Another number of ranks, a module that is not there, hooks installed already, or a compiled module,
             on which hooks would never fire; or a step does not suit its module. Nothing is changed then.
     """
-    check_fresh(module)
-    missing = [name for name in manifest.modules if not _has(module, name)]
-    if missing:
-        raise LoadError(f"{type(module).__name__}: has no module {missing[0]}, which the split has a step for")
+    check_modules(module, manifest)
     handles: list[Handle] = []
     if manifest.world_size > 1:
         group, sequence = kept(check_group(manifest, group)), Sequence()
@@ -60,6 +57,21 @@ def install_hooks(
             torch._dynamo.reset()
     object.__setattr__(module, _MARK, manifest.key)
     return handles
+
+
+def check_modules(module: nn.Module, manifest: Manifest | RuntimeManifest) -> None:
+    """Refuse a module that lacks what a split has steps for; nothing is changed, and no group is needed.
+
+    Raises:
+        LoadError: It has its hooks already or is compiled, or a module or a style is not there.
+    """
+    check_fresh(module)
+    missing = [name for name in manifest.modules if not _has(module, name)]
+    if missing:
+        raise LoadError(f"{type(module).__name__}: has no module {missing[0]}, which the split has a step for")
+    if manifest.world_size > 1:
+        for entry in {entry.style: entry for entry in manifest.modules.values()}.values():
+            _strategy_of(entry)
 
 
 def check_fresh(module: nn.Module) -> None:
@@ -84,7 +96,7 @@ def check_group(manifest: Manifest | RuntimeManifest, group: dist.ProcessGroup |
     chosen = group or dist.group.WORLD
     if chosen is None:
         raise LoadError("the process group was destroyed; start it again")
-    check_world_size(manifest, chosen)
+    find_place(chosen).check(manifest)
     return chosen
 
 

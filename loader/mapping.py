@@ -5,19 +5,26 @@ parameter that is written to gets a page of its own.
 """
 
 import mmap
-from pathlib import Path
+
+from manifests.errors import LoadError
 
 _MAP_NORESERVE = 0x4000  # linux/mman.h; Python's mmap names it from 3.13 on
 
 
-def map_file(path: Path, nbytes: int) -> mmap.mmap:
+def map_file(label: str, handle: int, nbytes: int) -> mmap.mmap:
     """Return a file's pages; they may be written to, which does not change the file.
 
     Args:
-        path: The file.
+        label: How messages name it.
+        handle: The open file. Its size is looked at again here: a page beyond the end kills the process.
         nbytes: Its bytes, more than 0.
+
+    Raises:
+        LoadError: It has become shorter, or cannot be mapped.
     """
-    with path.open("rb") as stream:
-        return mmap.mmap(
-            stream.fileno(), nbytes, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
-        )
+    try:
+        return mmap.mmap(handle, nbytes, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, ValueError) as error:
+        raise LoadError(
+            f"{label}: {nbytes} bytes cannot be mapped: {error}; see whether it changes, or read='read'"
+        ) from error

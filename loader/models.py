@@ -13,11 +13,12 @@ import torch.distributed as dist
 import xxhash
 
 from loader import diffusers_models, transformers_models
+from loader.agreement import WAIT_S, Agreement, Facts, versions
 from loader.attaching import Convert, attach
 from loader.dtypes import TORCH_DTYPES
-from loader.group import agree, check_world_size, join_group, kept
+from loader.group import Place, find_place, kept
 from loader.guard import align_sampling, refuse_unsafe
-from loader.hooks import install_hooks
+from loader.hooks import check_modules, install_hooks
 from loader.shard import Shard, begin_shard
 from loader.times import Times
 from loader.ways import Check, Way
@@ -40,6 +41,8 @@ class Library(Protocol):
 
 LIBRARIES: dict[str, Library] = {"transformers": transformers_models, "diffusers": diffusers_models}
 
+_PLAIN = (str, int, float, bool, type(None))
+
 _log = logging.getLogger(__name__)
 
 
@@ -51,6 +54,7 @@ def load_model(
     dtype: torch.dtype | str | None = None,
     read: Way = "auto",
     verify: Check = "auto",
+    wait_s: float = WAIT_S,
     **config: Any,  # noqa: ANN401 - the configuration's own
 ) -> Any:  # noqa: ANN401 - the class that the manifest names
     """Load this process's rank of a split model of transformers or diffusers, ready to run.
@@ -65,6 +69,8 @@ def load_model(
         dtype: Converts the floating-point tensors to this dtype, which copies them; the stored dtypes if not given.
         read: "mmap", "read" or "auto", as for `loader.open_shard`.
         verify: "headers", "full" or "auto", as for `loader.open_shard`.
+        wait_s: Seconds that a rank which is ready waits for one that still loads, or that never came. One that ended
+            is known at once on the same machine, after `loader.agreement.SILENCE_S` on another one.
         config: Values that replace the configuration's (``attn_implementation="eager"``).
 
     Raises:
@@ -74,34 +80,40 @@ def load_model(
     """
     folder, device = Path(out), torch.device(device or "cpu")
     wanted = named_dtype(dtype) if isinstance(dtype, str) else dtype
-    times = Times()
-    manifest = None if group is not None or dist.is_initialized() else read_runtime(folder)
-    group = join_group(manifest, group, device)
-    times.end("group")
+    times, place = Times(), find_place(group)
+    agreement = Agreement(place, wait_s)
     shard: Shard | None = None
     try:
-        manifest = manifest or read_runtime(folder)
-        check_world_size(manifest, group)
+        manifest = read_runtime(folder)
+        place.check(manifest)
         check_carried(folder, manifest)
         times.end("manifest")
-        rank = dist.get_rank(group) if group is not None else 0
-        shard = begin_shard(folder, manifest, rank, device, read, verify)
+        agreement.arrive(_facts(manifest, place, device, wanted, config))
+        times.end("meeting")
+        shard = begin_shard(folder, manifest, place.rank, device, read, verify)
+        agreement.on_refusal = shard.give_up
         times.end("files")
         model = build_model(folder, manifest, wanted or stored_dtype(manifest), dict(config), times)
+        agreement.check()
         times.end("class")
         shard.finish()
         times.end("reading")
-        attach(model, shard, convert=LIBRARIES[manifest.model.library].converter(model, wanted) if wanted else None)
+        convert = LIBRARIES[manifest.model.library].converter(model, wanted) if wanted else None
+        # The class is built in one dtype; the split has those that are stored.
+        attach(model, shard, convert=convert, any_float=True)
         if device.type != "cpu":
             model.to(device)
+        check_modules(model, manifest)
         times.end("parameters")
+        agreement.conclude()
     except BaseException as error:
         if shard is not None:
             shard.stop()
-        agree(group, manifest.key if manifest else "", f"{type(error).__name__}: {error}")
+        agreement.refuse(error)
         raise
-    agree(group, manifest.key)
     times.end("other ranks")
+    group = agreement.group(device)
+    times.end("group")
     install_hooks(model, manifest, group)
     refuse_unsafe(model, folder)
     if group is not None:
@@ -109,6 +121,26 @@ def load_model(
     times.end("hooks")
     _log.info("%s", times)
     return model
+
+
+def _facts(
+    manifest: RuntimeManifest,
+    place: Place,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    config: dict[str, Any],
+) -> Facts:
+    """Return what must be the same on all ranks; values of a configuration as far as they are plain."""
+    if place.size == 1:
+        return {}
+    return {
+        "split": f"key {manifest.key}",
+        "manifest.json": f"digest {manifest.digest}",
+        "version": versions(manifest.model.library),
+        "kind of device": device.type,
+        "dtype": str(dtype),
+        "configuration": str({name: value for name, value in config.items() if isinstance(value, _PLAIN)}),
+    }
 
 
 def named_dtype(name: str) -> torch.dtype:

@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from loader.agreement import Agreement, versions
 from loader.attaching import attach, check_fits
 from loader.dtypes import TORCH_DTYPES
-from loader.group import agree, kept
+from loader.group import Place, kept
 from loader.guard import align_sampling, refuse_unsafe
-from loader.hooks import check_fresh, install_hooks
+from loader.hooks import check_fresh, check_modules, install_hooks
 from loader.shard import Shard
 from manifests.errors import LoadError
 from manifests.manifest import Manifest, Model, Source, Tensor, digest_of
@@ -55,17 +56,18 @@ def parallelize(
     check_fresh(model)
     group = _chosen_group(group, tp)
     rank, world_size = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
-    key = ""
+    agreement = Agreement(Place(rank, world_size, group))
     try:
         _refuse_unsuitable(model)
         manifest = _decide(model, plan, world_size, ep)
-        key = manifest.key
+        agreement.arrive({"split": manifest.key, "version": versions("transformers")})
         part = _Part(model, manifest, rank)
         check_fits(model, part)
+        check_modules(model, manifest)
+        agreement.conclude()
     except BaseException as error:
-        agree(group, key, f"{type(error).__name__}: {error}")
+        agreement.refuse(error)
         raise
-    agree(group, key)
     install_hooks(model, manifest, group)
     attach(model, part)
     refuse_unsafe(model, None)

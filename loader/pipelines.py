@@ -13,8 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from loader.agreement import WAIT_S, Agreement
 from loader.dtypes import TORCH_DTYPES
-from loader.group import agree, check_world_size, join_group, kept
+from loader.group import find_place, kept
 from loader.guard import refuse, share_generator_state
 from loader.models import load_model, named_dtype
 from loader.ways import Check, Way
@@ -47,6 +48,7 @@ def load_pipeline(
     dtype: torch.dtype | str | None = None,
     read: Way = "auto",
     verify: Check = "auto",
+    wait_s: float = WAIT_S,
     **parts: Any,  # noqa: ANN401 - parts of the pipeline
 ) -> Any:  # noqa: ANN401 - the class that the pipeline names
     """Load this process's rank of a split pipeline, ready to be called alike on all ranks.
@@ -61,6 +63,7 @@ def load_pipeline(
         dtype: Converts the floating-point tensors of all parts; the stored dtypes if not given.
         read: "mmap", "read" or "auto", as for `loader.open_shard`; of the divided parts.
         verify: "headers", "full" or "auto", as for `loader.open_shard`.
+        wait_s: As for `loader.load_model`.
         parts: Parts that are used instead of the stored ones (``safety_checker=None``).
 
     Raises:
@@ -69,34 +72,43 @@ def load_pipeline(
     """
     folder, device = Path(out), torch.device(device or "cpu")
     wanted = named_dtype(dtype) if isinstance(dtype, str) else dtype
-    record = read_pipeline(folder) if group is None and not dist.is_initialized() else None
-    group = join_group(record, group, device)
-    models: dict[str, Any] = {}
+    record, pipeline_class, group = _begin(folder, group, device, wait_s, full=verify == "full")
+    how: dict[str, Any] = {"device": device, "group": group, "dtype": wanted, "read": read, "verify": verify}
+    models = {name: load_model(folder / name, wait_s=wait_s, **how) for name in record.splits if name not in parts}
+    agreement = Agreement(find_place(group), wait_s)
     try:
-        record = record or read_pipeline(folder)
-        check_world_size(record, group)
-        _check_carried(folder, record, full=verify == "full")
-        pipeline_class = _find_class(folder, record.pipeline)
-    except BaseException as error:
-        agree(group, record.digest if record else "", f"{type(error).__name__}: {error}")
-        raise
-    agree(group, record.digest)
-    for name in record.splits:
-        if name not in parts:
-            models[name] = load_model(folder / name, device=device, group=group, dtype=wanted, read=read, verify=verify)
-    try:
+        agreement.arrive({})
         pipeline = _assemble(folder, record, pipeline_class, wanted, {**models, **parts})
         for name in record.whole:
             if name not in parts:
                 getattr(pipeline, name).to(device)
+        agreement.conclude()
     except BaseException as error:
-        agree(group, record.digest, f"{type(error).__name__}: {error}")
+        agreement.refuse(error)
         raise
-    agree(group, record.digest)
     refuse(pipeline, {name: advice.format(folder=folder) for name, advice in _REFUSED.items()}, "pipeline")
     if group is not None:
         _align_calls(pipeline, kept(group), device)
     return pipeline
+
+
+def _begin(
+    folder: Path, group: dist.ProcessGroup | None, device: torch.device, wait_s: float, *, full: bool
+) -> tuple[PipelineRecord, Any, dist.ProcessGroup | None]:
+    """Return the record, the pipeline's class, and the group to compute in, started once all ranks can go on."""
+    place = find_place(group)
+    agreement = Agreement(place, wait_s)
+    try:
+        record = read_pipeline(folder)
+        place.check(record)
+        _check_carried(folder, record, full=full)
+        pipeline_class = _find_class(folder, record.pipeline)
+        agreement.arrive({"pipeline.json": f"digest {record.digest}", "kind of device": device.type})
+        agreement.conclude()
+    except BaseException as error:
+        agreement.refuse(error)
+        raise
+    return record, pipeline_class, agreement.group(device)
 
 
 def _check_carried(folder: Path, record: PipelineRecord, *, full: bool) -> None:

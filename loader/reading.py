@@ -15,12 +15,14 @@ class RankFile:
     Attributes:
         label: How messages name it.
         data_offset: Where its data starts, in bytes from the start of the file.
+        nbytes: Bytes that the whole file should have.
     """
 
-    def __init__(self, label: str, data_offset: int) -> None:
+    def __init__(self, label: str, data_offset: int, nbytes: int, handle: int) -> None:
         self.label = label
         self.data_offset = data_offset
-        self._handle = os.open(label, os.O_RDONLY | os.O_CLOEXEC)
+        self.nbytes = nbytes
+        self._handle = handle
 
     def close(self) -> None:
         """Close the file."""
@@ -74,7 +76,8 @@ class RankFile:
                 raise LoadError(f"{self.label}: {_place(tiles, at)}: cannot be read: {error.strerror}") from error
             if not got:
                 raise LoadError(
-                    f"{self.label}: {_place(tiles, at)}: the file ends at byte {at} of its data; copy it again"
+                    f"{self.label}: {_place(tiles, at)}: the file ends at byte {at} of its data, and has "
+                    f"{os.fstat(self._handle).st_size} bytes now; {self.nbytes} expected; copy it again"
                 )
             at += got
 

@@ -56,6 +56,10 @@ class Shard(Mapping[str, torch.Tensor]):
         """Give up what is being read; the tensors cannot be used then."""
         self._opening.stop()
 
+    def give_up(self, error: LoadError) -> None:
+        """Let `finish` raise an error soon, whatever is still to be read; for another thread."""
+        self._opening.give_up(error)
+
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self.manifest.tensors[name]
         shape = local_shape(tensor.placement, tensor.dtype, tensor.shape, self.rank)

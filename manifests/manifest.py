@@ -5,6 +5,7 @@ the format for readers in other languages. There is no time, host or user in it:
 """
 
 import gc
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,9 @@ MANIFEST_NAME = "manifest.json"
 TILE_NBYTES = 4 << 20
 
 Decoded = TypeVar("Decoded")
+
+_RANK_FILE = re.compile(r"rank-\d{5,}-of-\d{5,}.*\.safetensors")
+_UNPUBLISHED = re.compile(r"\.(.+)\.partial-[0-9a-f]{12}.*")
 
 _END = b'"}\n'
 _END_NBYTES = 32 + len(_END)
@@ -394,7 +398,34 @@ def read_text(folder: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        what = "holds no manifest.json: it is no split, or an unfinished one" if folder.is_dir() else "no such folder"
-        raise ManifestError(f"{folder}: {what}; make one with `reshard MODEL --tp N`") from error
+        raise ManifestError(f"{folder}: {_what_it_is(folder)}") from error
     except OSError as error:
         raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _what_it_is(folder: Path) -> str:
+    """Return what a folder without a manifest is, and what would do."""
+    if not folder.is_dir():
+        return "no such folder; make a split with `reshard MODEL --tp N`"
+    names: list[str] = []
+    with suppress(OSError):
+        names = [path.name for path in folder.iterdir()]
+    missing = "holds no manifest.json"
+    if any(_RANK_FILE.match(name) for name in names):
+        return f"{missing}: its copy is unfinished, or the manifest was removed; copy it again, or split again"
+    if any(name.endswith(".safetensors") for name in names):
+        return f"{missing}: it is a checkpoint, no split; make one with `reshard {folder} --tp N`"
+    return f"{missing}: it is no split, or an unfinished one; make one with `reshard MODEL --tp N`"
+
+
+def check_published(folder: Path) -> None:
+    """Refuse the hidden folder in which a split is made: it can still change, or go away.
+
+    Raises:
+        ManifestError: The folder is one.
+    """
+    if named := _UNPUBLISHED.fullmatch(folder.resolve().name):
+        raise ManifestError(
+            f"{folder}: is what a run of reshard writes that has not finished, or was killed; "
+            f"run its command again, and use {folder.resolve().with_name(named[1])}"
+        )

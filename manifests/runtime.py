@@ -17,6 +17,7 @@ from manifests.manifest import (
     Model,
     Module,
     check_names,
+    check_published,
     decode_as,
     read_text,
 )
@@ -62,6 +63,7 @@ class RuntimeManifest(msgspec.Struct, frozen=True, kw_only=True):
     modules: dict[str, Module]
     attributes: dict[str, dict[str, int]]
     carried: dict[str, str]
+    digest: str = ""
     lines: tuple[memoryview, ...] = ()
 
     def extents(self, file: RuntimeFile) -> dict[str, Extent]:
@@ -77,6 +79,7 @@ def read_runtime(folder: Path) -> RuntimeManifest:
     Raises:
         ManifestError: The folder holds no finished split that this version reads.
     """
+    check_published(folder)
     label, text = str(folder / MANIFEST_NAME), read_text(folder)
     short, lines = outline(text)
     manifest = decode_as(RuntimeManifest, text, label, short)

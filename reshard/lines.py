@@ -122,9 +122,11 @@ def format_show(facts: Facts) -> Iterator[str]:
 
 
 def format_verified(facts: Facts) -> Iterator[str]:
-    """Yield the line on a verification."""
+    """Yield the lines on a verification."""
     files, tensors = _count(facts["files"], "file"), _count(facts["tensors"], "tensor")
     yield f"{facts['out']}: whole: {files}, {tensors}, {_exact(facts['nbytes'])} hashed"
+    if facts["unknown"]:
+        yield f"beside the split, and not looked at: {_count(len(facts['unknown']), 'name')}: {_some(facts['unknown'])}"
 
 
 def format_merged(facts: Facts) -> Iterator[str]:

@@ -10,7 +10,7 @@ import msgspec
 import xxhash
 
 from manifests.dtypes import nbytes as tensor_nbytes
-from manifests.errors import DamageError, ManifestError
+from manifests.errors import ManifestError
 from manifests.header import StoredTensor, encode_header
 from manifests.manifest import Manifest, Part, SourceFile, SplitFile, read_manifest
 from reshard.engine import Hashes, run_program
@@ -20,7 +20,7 @@ from reshard.program import Program, check_program
 from reshard.publish import check_apart, check_destination, create_sized, staged, sync_file, write_synced
 from reshard.splitting import TotalProgress, counted
 from reshard.tiles import differing_tiles
-from reshard.verifying import check_carried, check_copies, check_file, check_tiles, places_of
+from reshard.verifying import check_carried, check_copies, check_file, check_tiles, damaged, places_of
 
 
 class Merged(NamedTuple):
@@ -89,7 +89,7 @@ def merge(
     problems = [line for file in manifest.files for line in check_file(folder, file, manifest)]
     problems += [*check_copies(manifest), *check_carried(folder, manifest)]
     if problems:
-        raise DamageError(f"{folder}: damaged:\n" + "\n".join(f"  {p}" for p in problems), findings=tuple(problems))
+        raise damaged(str(folder), problems)
     targets = [_target(file, manifest.source.dropped, changed) for file in manifest.source.files]
     program = _program(manifest, targets)
     check_program(
@@ -175,16 +175,20 @@ def _check_hashes(manifest: Manifest, program: Program, hashes: Hashes, converte
     findings: list[str] = []
     for source, tiles in hashes.read.items():
         file: SplitFile = manifest.files[source.file]
-        for begin, end in differing_tiles(file.tensors[source.name].tiles, tiles, source.nbytes):
-            findings.append(f"{file.name}: {source.name}: bytes {begin} to {end} are not those that were written")
+        findings += (
+            f"{file.name}: {source.name}: {damage} are not those that were written"
+            for damage in differing_tiles(file.tensors[source.name].tiles, tiles, source.nbytes)
+        )
     expected = {name: tensor.tiles for file in manifest.source.files for name, tensor in file.tensors.items()}
     for move, written in zip(program.moves, hashes.written, strict=True):
         if move.name in converted:
             continue
-        for begin, end in differing_tiles(expected[move.name], written[0], move.nbytes):
-            findings.append(f"{move.name}: bytes {begin} to {end} are not those that the split read")
+        findings += (
+            f"{move.name}: {damage} are not those that the split read"
+            for damage in differing_tiles(expected[move.name], written[0], move.nbytes)
+        )
     if findings:
-        raise DamageError("merge: damaged:\n" + "\n".join(f"  {line}" for line in findings), findings=tuple(findings))
+        raise damaged("merge", findings)
 
 
 def _check_unread(folder: Path, manifest: Manifest, hashes: Hashes) -> None:
@@ -195,7 +199,7 @@ def _check_unread(folder: Path, manifest: Manifest, hashes: Hashes) -> None:
         unread = {name: extent for name, extent in file.tensors.items() if (position, name) not in read}
         findings += check_tiles(folder, msgspec.structs.replace(file, tensors=unread))
     if findings:
-        raise DamageError("merge: damaged:\n" + "\n".join(f"  {line}" for line in findings), findings=tuple(findings))
+        raise damaged("merge", findings)
 
 
 def _write_index(manifest: Manifest, folder: Path, converted: Mapping[str, str]) -> None:

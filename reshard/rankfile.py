@@ -8,6 +8,7 @@ others, widest item first. The data starts at a multiple of 4096.
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from manifests.belonging import belonging
 from manifests.dtypes import atom, nbytes
 from manifests.header import DATA_ALIGNMENT, StoredTensor, encode_header
 from manifests.manifest import Tensor
@@ -115,11 +116,7 @@ def _build_files(
     for position, group in enumerate(groups):
         stem = name.removesuffix(".safetensors")
         part = name if len(groups) == 1 else f"{stem}-part-{position + 1:05d}-of-{len(groups):05d}.safetensors"
-        metadata = {"format": "pt", "reshard.key": key, "reshard.world_size": str(world_size)}
-        metadata["reshard.ranks"] = ",".join(map(str, owners)) if len(owners) < world_size else "all"
-        if world_size == 1 and owners:
-            metadata["reshard.ranks"] = "0"
-        yield build_file(part, owners, group, metadata)
+        yield build_file(part, owners, group, belonging(key, world_size, owners))
 
 
 def _group(shards: list[Shard], limit: int) -> list[list[Shard]]:

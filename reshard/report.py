@@ -127,7 +127,13 @@ def build_show(out: str, manifest: Manifest, *, every_tensor: bool) -> Facts:
 
 def build_verified(out: str, found: Report) -> Facts:
     """Return what a verification found whole."""
-    return {"out": out, "files": found.files, "tensors": found.tensors, "nbytes": found.nbytes}
+    return {
+        "out": out,
+        "files": found.files,
+        "tensors": found.tensors,
+        "nbytes": found.nbytes,
+        "unknown": list(found.unknown),
+    }
 
 
 def build_merged(destination: str, merged: Merged) -> Facts:

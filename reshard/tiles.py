@@ -1,6 +1,8 @@
 """Tile hashes: xxh3-128 of every 4 MiB of a tensor in a file, taken while the bytes pass by."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
+from typing import NamedTuple
 
 import xxhash
 
@@ -43,14 +45,32 @@ class TileHasher:
         self._tile.reset()
 
 
-def differing_tiles(expected: Sequence[str], actual: Sequence[str], nbytes: int) -> list[tuple[int, int]]:
-    """Return the byte ranges, counted from the start of the tensor, whose tiles differ.
+class Damage(NamedTuple):
+    """Tiles that follow each other and differ; ``begin`` and ``end`` are bytes counted from the start of the tensor."""
 
-    >>> differing_tiles(["a", "b"], ["a", "c"], TILE_NBYTES + 10)
-    [(4194304, 4194314)]
+    first: int
+    last: int
+    begin: int
+    end: int
+
+    def __str__(self) -> str:
+        tiles = f"tile {self.first}" if self.first == self.last else f"tiles {self.first} to {self.last}"
+        return f"{tiles}: bytes {self.begin} to {self.end}"
+
+
+def differing_tiles(expected: Sequence[str], actual: Sequence[str], nbytes: int) -> list[Damage]:
+    """Return where tiles differ, those that follow each other as one.
+
+    >>> [str(damage) for damage in differing_tiles(["a", "b"], ["a", "c"], TILE_NBYTES + 10)]
+    ['tile 1: bytes 4194304 to 4194314']
     """
-    return [
-        (tile * TILE_NBYTES, min((tile + 1) * TILE_NBYTES, nbytes))
-        for tile, (one, other) in enumerate(zip(expected, actual, strict=True))
-        if one != other
-    ]
+    found: list[Damage] = []
+    for tile, (one, other) in enumerate(zip_longest(expected, actual)):
+        if one == other:
+            continue
+        end = min((tile + 1) * TILE_NBYTES, nbytes)
+        if found and found[-1].last == tile - 1:
+            found[-1] = found[-1]._replace(last=tile, end=end)
+        else:
+            found.append(Damage(tile, tile, tile * TILE_NBYTES, end))
+    return found

@@ -1,15 +1,16 @@
 """Verifying a split: sizes, headers, coverage, and the hash of every tile."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import xxhash
 
+from manifests.belonging import belonging, foreign
 from manifests.errors import CheckpointError, DamageError, ReshardError
-from manifests.header import read_header
-from manifests.manifest import Extent, Manifest, SplitFile, read_manifest
+from manifests.header import Header, read_header
+from manifests.manifest import MANIFEST_NAME, Extent, Manifest, SplitFile, check_published, read_manifest
 from manifests.placement import local_shape, part_of
 from reshard.moves import Place, build_input, build_program, split_moves
 from reshard.program import check_program
@@ -17,6 +18,8 @@ from reshard.splitting import TotalProgress, counted
 from reshard.tiles import TileHasher, differing_tiles
 
 _BLOCK_NBYTES = 1 << 20
+_SHOWN = 100
+"""Findings in the text of an error; all of them are in its ``findings``."""
 
 
 class Report(NamedTuple):
@@ -26,11 +29,13 @@ class Report(NamedTuple):
         files: Number of safetensors files.
         tensors: Number of tensors of the model.
         nbytes: Bytes that were hashed.
+        unknown: Names in the folder that the manifest does not list, and that no reader of the split opens.
     """
 
     files: int
     tensors: int
     nbytes: int
+    unknown: tuple[str, ...] = ()
 
 
 def verify(out: str | Path, *, jobs: int = 2, progress: TotalProgress | None = None) -> Report:
@@ -46,6 +51,7 @@ def verify(out: str | Path, *, jobs: int = 2, progress: TotalProgress | None = N
         DamageError: Something differs; ``findings`` has a line for every place.
     """
     folder = Path(out)
+    check_published(folder)
     manifest = read_manifest(folder)
     findings = [*_check_coverage(manifest), *check_copies(manifest), *check_carried(folder, manifest)]
     readable = []
@@ -57,13 +63,23 @@ def verify(out: str | Path, *, jobs: int = 2, progress: TotalProgress | None = N
     total = sum(file.nbytes - file.data_offset for file in readable)
     report = counted(progress, total)
     with ThreadPoolExecutor(max(jobs, 1)) as pool:
-        for damaged in pool.map(lambda file: list(check_tiles(folder, file, report)), readable):
-            findings += damaged
+        for found in pool.map(lambda file: list(check_tiles(folder, file, report)), readable):
+            findings += found
     if findings:
-        raise DamageError(
-            f"{folder}: damaged:\n" + "\n".join(f"  {line}" for line in findings), findings=tuple(findings)
-        )
-    return Report(len(manifest.files), len(manifest.tensors), total)
+        raise damaged(str(folder), findings)
+    return Report(len(manifest.files), len(manifest.tensors), total, tuple(_unknown(folder, manifest)))
+
+
+def damaged(label: str, findings: Sequence[str]) -> DamageError:
+    """Return the error that tells what was found, of many findings the first."""
+    shown = "\n".join(f"  {line}" for line in findings[:_SHOWN])
+    more = f"\n  and {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
+    return DamageError(f"{label}: damaged:\n{shown}{more}", findings=tuple(findings))
+
+
+def _unknown(folder: Path, manifest: Manifest) -> list[str]:
+    known = {MANIFEST_NAME, *(file.name for file in manifest.files), *manifest.carried}
+    return sorted(path.name for path in folder.iterdir() if path.name not in known)
 
 
 def check_file(folder: Path, file: SplitFile, manifest: Manifest) -> Iterator[str]:
@@ -71,20 +87,22 @@ def check_file(folder: Path, file: SplitFile, manifest: Manifest) -> Iterator[st
     path = folder / file.name
     try:
         actual = path.stat().st_size
-        if actual != file.nbytes:
-            yield f"{file.name}: {actual} bytes, {file.nbytes} expected"
-            return
-        header = read_header(path, file.name)
+        header = read_header(path, file.name) if actual == file.nbytes else _header_of(path)
     except FileNotFoundError:
         yield f"{file.name}: missing"
+        return
+    except OSError as error:
+        yield f"{file.name}: cannot be read: {error.strerror}"
         return
     except CheckpointError as error:
         yield str(error)
         return
-    key = (header.metadata or {}).get("reshard.key")
-    if key != manifest.key:
-        yield f"{file.name}: belongs to another split: its key is {key}, {manifest.key} expected"
-    if xxhash.xxh3_128_hexdigest(header.raw) != file.header or set(header.tensors) != set(file.tensors):
+    if header and (other := foreign(header.metadata, belonging(manifest.key, manifest.world_size, file.owners))):
+        yield f"{file.name}: {other}"
+    if actual != file.nbytes:
+        yield f"{file.name}: {actual} bytes, {file.nbytes} expected"
+        return
+    if not header or xxhash.xxh3_128_hexdigest(header.raw) != file.header or set(header.tensors) != set(file.tensors):
         yield f"{file.name}: its header is not the one that was written"
         return
     rank = file.owners[0] if file.owners else 0
@@ -96,6 +114,14 @@ def check_file(folder: Path, file: SplitFile, manifest: Manifest) -> Iterator[st
                 f"{file.name}: {name}: the header has {stored.dtype} {list(stored.shape)} at {stored.begin}, "
                 f"the manifest {tensor.dtype} {list(shape)} at {extent.offset}"
             )
+
+
+def _header_of(path: Path) -> Header | None:
+    """Return the header of a file that has another size, if it is a whole file nevertheless."""
+    try:
+        return read_header(path)
+    except CheckpointError:
+        return None
 
 
 def _check_coverage(manifest: Manifest) -> Iterator[str]:
@@ -131,9 +157,15 @@ def places_of(manifest: Manifest) -> dict[str, list[Place]]:
 
 def check_tiles(folder: Path, file: SplitFile, progress: Callable[[int], None] | None = None) -> Iterator[str]:
     """Yield the tiles of a file that are not what was written; its size and header are checked before."""
-    path = folder / file.name
+    try:
+        yield from _check_tiles(folder, file, progress)
+    except OSError as error:
+        yield f"{file.name}: cannot be read: {error.strerror}"
+
+
+def _check_tiles(folder: Path, file: SplitFile, progress: Callable[[int], None] | None) -> Iterator[str]:
     block = memoryview(bytearray(_BLOCK_NBYTES))
-    with path.open("rb", buffering=0) as stream:
+    with (folder / file.name).open("rb", buffering=0) as stream:
         for name, extent in sorted(file.tensors.items(), key=lambda item: item[1].offset):
             stream.seek(file.data_offset + extent.offset)
             hasher = TileHasher()
@@ -145,19 +177,23 @@ def check_tiles(folder: Path, file: SplitFile, progress: Callable[[int], None] |
                 hasher.update(block[:got])
                 if progress:
                     progress(got)
-            for begin, end in differing_tiles(extent.tiles, hasher.finish(), extent.nbytes):
-                yield f"{file.name}: {name}: bytes {begin} to {end} of the tensor are not those that were written"
+            for damage in differing_tiles(extent.tiles, hasher.finish(), extent.nbytes):
+                yield f"{file.name}: {name}: {damage} of the tensor are not those that were written"
 
 
 def check_copies(manifest: Manifest) -> Iterator[str]:
     """Yield the parts that should be copies of each other and are not."""
-    first: dict[tuple[str, tuple[int, ...]], tuple[str, Extent]] = {}
+    first: dict[tuple[str, tuple[int, ...]], tuple[SplitFile, int, Extent]] = {}
     for file in manifest.files:
         for name, extent in file.tensors.items():
-            part = part_of(manifest.tensors[name].placement, file.owners[0] if file.owners else 0)
-            other, copy = first.setdefault((name, part), (file.name, extent))
-            if copy.tiles != extent.tiles:
-                yield f"{file.name}: {name}: differs from its copy in {other}"
+            rank = file.owners[0] if file.owners else 0
+            part = part_of(manifest.tensors[name].placement, rank)
+            other, first_rank, copy = first.setdefault((name, part), (file, rank, extent))
+            for damage in differing_tiles(copy.tiles, extent.tiles, extent.nbytes):
+                yield (
+                    f"{file.name}: {name}: the copy of rank {rank} differs from that of rank {first_rank} in "
+                    f"{other.name}: {damage} of the tensor"
+                )
 
 
 def check_carried(folder: Path, manifest: Manifest) -> Iterator[str]:

@@ -107,15 +107,54 @@ def test_a_changed_byte_is_found(copied: Path, place: str, read: Any, verify: An
     open_shard(copied, 0, read="mmap")
 
 
+def shortened(monkeypatch: pytest.MonkeyPatch, path: Path, nbytes: int) -> None:
+    """Cut a file short as soon as it was checked."""
+    check = files.open_checked
+
+    def check_and_cut(checked: Path, *rest: Any) -> int:
+        handle = check(checked, *rest)
+        if checked == path:
+            os.truncate(path, nbytes)
+        return handle
+
+    monkeypatch.setattr(files, "open_checked", check_and_cut)
+
+
 @pytest.mark.parametrize("verify", ["headers", "auto"])
 def test_a_file_that_gets_short_while_it_is_read(copied: Path, monkeypatch: pytest.MonkeyPatch, verify: Any):
-    monkeypatch.setattr(files, "check_rank_file", lambda *_: None)
     file = read_manifest(copied).files[0]
     at = file.tensors["big.weight"].offset + TILE_NBYTES + 10
-    os.truncate(copied / FILE, file.data_offset + at)
+    shortened(monkeypatch, copied / FILE, file.data_offset + at)
     with pytest.raises(LoadError) as caught:
         open_shard(copied, 0, read="read", verify=verify)
-    assert mentions(caught.value, copied / FILE, "big.weight: tile 1", f"ends at byte {at} of its data")
+    sizes = (f"has {file.data_offset + at} bytes now", f"{file.nbytes} expected")
+    assert mentions(caught.value, copied / FILE, "big.weight: tile 1", f"ends at byte {at} of its data", *sizes)
+
+
+def test_a_file_that_gets_short_before_it_is_mapped(copied: Path, monkeypatch: pytest.MonkeyPatch):
+    file = read_manifest(copied).files[0]
+    shortened(monkeypatch, copied / FILE, file.nbytes - 1)
+    with pytest.raises(LoadError) as caught:
+        open_shard(copied, 0, read="mmap")
+    assert mentions(caught.value, copied / FILE, f"{file.nbytes} bytes cannot be mapped", "length is greater")
+
+
+@pytest.mark.parametrize("read", ["mmap", "read"])
+def test_what_was_checked_is_what_is_used(copied: Path, monkeypatch: pytest.MonkeyPatch, read: Any):
+    """Another file gets the name after the check."""
+    check = files.open_checked
+
+    def check_and_replace(path: Path, *rest: Any) -> int:
+        handle = check(path, *rest)
+        other = path.with_suffix(".other")
+        other.write_bytes(bytes(path.stat().st_size))
+        other.rename(path)
+        return handle
+
+    expected = load_file(copied / FILE)
+    monkeypatch.setattr(files, "open_checked", check_and_replace)
+    shard = open_shard(copied, 0, read=read, verify="headers")
+    assert torch.equal(shard["big.weight"], expected["big.weight"])
 
 
 @pytest.mark.parametrize("how", ["truncate", "remove"])

@@ -205,8 +205,8 @@ def test_a_tensor_of_several_tiles(tmp_path: Path) -> None:
     with pytest.raises(DamageError) as caught:
         verify(tmp_path / "out")
     assert caught.value.findings == (
-        f"rank-00001-of-00002.safetensors: a.weight: bytes {TILE_NBYTES} to {TILE_NBYTES * 3 // 2} of the tensor "
-        "are not those that were written",
+        f"rank-00001-of-00002.safetensors: a.weight: tile 1: bytes {TILE_NBYTES} to {TILE_NBYTES * 3 // 2} of the "
+        "tensor are not those that were written",
     )
 
 
@@ -239,7 +239,7 @@ def test_one_flipped_byte_in_any_tensor_is_found_and_named(source: Path, tmp_pat
             if extent.nbytes:
                 flip(out / file.name, file.data_offset + extent.offset + extent.nbytes - 1)
                 (finding,) = findings(out)
-                assert finding.startswith(f"{file.name}: {name}: bytes 0 to {extent.nbytes} ")
+                assert finding.startswith(f"{file.name}: {name}: tile 0: bytes 0 to {extent.nbytes} ")
                 flip(out / file.name, file.data_offset + extent.offset + extent.nbytes - 1)
     verify(out)
 
