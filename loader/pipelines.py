@@ -22,6 +22,7 @@ from loader.ways import Check, Way
 from manifests.errors import LoadError
 from manifests.header import read_header
 from manifests.pipeline import PipelineRecord, check_carried_file, read_pipeline
+from manifests.runtime import read_runtime
 
 _CHECKED_NBYTES = 1 << 20
 """Carried files up to this size are hashed at every load; larger ones where everything is checked."""
@@ -101,7 +102,7 @@ def _begin(
     try:
         record = read_pipeline(folder)
         place.check(record)
-        _check_carried(folder, record, full=full)
+        _check_files(folder, record, full=full)
         pipeline_class = _find_class(folder, record.pipeline)
         agreement.arrive({"pipeline.json": f"digest {record.digest}", "kind of device": device.type})
         agreement.conclude()
@@ -111,7 +112,11 @@ def _begin(
     return record, pipeline_class, agreement.group(device)
 
 
-def _check_carried(folder: Path, record: PipelineRecord, *, full: bool) -> None:
+def _check_files(folder: Path, record: PipelineRecord, *, full: bool) -> None:
+    for name, key in record.splits.items():
+        found = read_runtime(folder / name).key
+        if found != key:
+            raise LoadError(f"{folder / name}: is of another split: its key is {found}, {key} is expected; split again")
     problems = [
         line
         for name, expected in record.carried.items()

@@ -139,12 +139,21 @@ def test_verify_finds_damage_in_parts_and_in_what_was_carried(damaged: Path):
         assert name in found
 
 
-def test_a_part_of_another_split_is_not_loaded(root: Path, damaged: Path, tmp_path: Path):
+def test_verify_finds_a_part_of_another_split(root: Path, damaged: Path, tmp_path: Path):
     shutil.rmtree(damaged / "transformer")
     pipelines.split(root / "flux", tmp_path / "other", tp=TP, self_contained=True)
     shutil.copytree(tmp_path / "other" / "transformer", damaged / "transformer")
     with pytest.raises(DamageError, match="of another split"):
         pipelines.verify(damaged)
+
+
+def test_a_part_of_another_split_is_refused_before_it_is_loaded(root: Path, tmp_path: Path):
+    pipelines.split(root / "flux", tmp_path / "out", tp=1)
+    pipelines.split(root / "flux", tmp_path / "other", tp=1, self_contained=True)
+    shutil.rmtree(tmp_path / "out" / "transformer")
+    shutil.copytree(tmp_path / "other" / "transformer", tmp_path / "out" / "transformer")
+    with pytest.raises(LoadError, match=r"out/transformer: is of another split"):
+        load_pipeline(tmp_path / "out")
 
 
 def test_a_changed_file_is_not_loaded(root: Path, tmp_path: Path):
