@@ -5,15 +5,23 @@ import socket
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from manifests.errors import LoadError
-from manifests.manifest import Manifest
-from manifests.runtime import RuntimeManifest
+
+
+class Divided(Protocol):
+    """What is for a number of ranks: the manifest of a split, the record of a pipeline."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        ...
+
 
 CONNECT_S = 300.0
 """Most seconds that a rank tries to reach the store, which rank 0 opens before anything else."""
@@ -60,13 +68,13 @@ class Place(NamedTuple):
             return self.group.get_group_store()
         return _environment_store(self.rank, min(wait_s, CONNECT_S))
 
-    def check(self, manifest: Manifest | RuntimeManifest) -> None:
+    def check(self, split: Divided) -> None:
         """Compare a split's number of ranks with that of the processes.
 
         Raises:
             LoadError: They differ, or the process has no place among them.
         """
-        self.check_size(manifest.world_size)
+        self.check_size(split.world_size)
 
     def check_size(self, expected: int) -> None:
         """Compare a number of ranks with that of the processes.

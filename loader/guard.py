@@ -1,6 +1,7 @@
 """What would be silently wrong on a sharded model is refused; what must be alike on all ranks is made alike."""
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,14 +32,19 @@ def refuse_unsafe(model: Any, folder: Path | None) -> None:  # noqa: ANN401
         folder: The split that it was loaded from; None if it was cut in memory.
     """
     remedy = f"`reshard merge {folder} DEST` gives the checkpoint back" if folder else "save it before it is cut"
-    for name, advice in _REFUSED.items():
-        if hasattr(model, name):
-            object.__setattr__(model, name, _refusal(name, advice.format(remedy=remedy)))
+    refuse(model, {name: advice.format(remedy=remedy) for name, advice in _REFUSED.items()}, "model")
 
 
-def _refusal(name: str, advice: str) -> Any:  # noqa: ANN401
+def refuse(thing: Any, advice: Mapping[str, str], kind: str) -> None:  # noqa: ANN401 - a model or a pipeline
+    """Make methods of a thing raise, each with its advice."""
+    for name, text in advice.items():
+        if hasattr(thing, name):
+            object.__setattr__(thing, name, _refusal(f"{name}: refused on a sharded {kind}: {text}"))
+
+
+def _refusal(message: str) -> Any:  # noqa: ANN401
     def refused(*_: object, **__: object) -> NoReturn:
-        raise LoadError(f"{name}: refused on a sharded model: {advice}")
+        raise LoadError(message)
 
     return refused
 
@@ -63,13 +69,28 @@ def align_sampling(model: Any, group: dist.ProcessGroup | None) -> None:  # noqa
         object.__setattr__(model, "_get_static_cache_init_shape", lambda: None)
 
 
-def share_generator_state(group: dist.ProcessGroup | None, device: torch.device) -> None:
-    """Give every rank of a group, the default one if None, the state of rank 0's default generator of a device."""
+def share_generator_state(
+    group: dist.ProcessGroup | None, device: torch.device, generator: torch.Generator | None = None
+) -> None:
+    """Give a generator of every rank the state of rank 0's.
+
+    Args:
+        group: The ranks; the default group if None.
+        device: Of the tensors that the group's collectives take; also whose default generator is meant.
+        generator: The generator; the device's default one if None.
+    """
     source = 0 if group is None else dist.get_global_rank(group, 0)
-    state = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
-    carrier = state.to(device)
+    carrier = _state(device, generator).to(device)
     dist.broadcast(carrier, source, group=group)
-    if device.type == "cpu":
+    if generator is not None:
+        generator.set_state(carrier.cpu())
+    elif device.type == "cpu":
         torch.set_rng_state(carrier)
     else:
         torch.cuda.set_rng_state(carrier.cpu(), device)
+
+
+def _state(device: torch.device, generator: torch.Generator | None) -> torch.Tensor:
+    if generator is not None:
+        return generator.get_state()
+    return torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)

@@ -90,7 +90,7 @@ def load_model(
             any collective.
     """
     device = torch.device(device or "cpu")
-    wanted = _named_dtype(dtype) if isinstance(dtype, str) else dtype
+    wanted = named_dtype(dtype) if isinstance(dtype, str) else dtype
     times, place = Times(), find_place(group)
     if tp is not None or cache is not None or build or split is not None:
         folder, _agreement = locate(Wanted(out, tp, cache, build, split or {}), place, wait_s)
@@ -160,7 +160,12 @@ def _facts(
     }
 
 
-def _named_dtype(name: str) -> torch.dtype:
+def named_dtype(name: str) -> torch.dtype:
+    """Return the dtype of a name.
+
+    Raises:
+        LoadError: torch has none of that name.
+    """
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise LoadError(f"dtype {name!r}: torch has none of that name")

@@ -3,6 +3,7 @@
     plan, split     decide a split; make it
     verify, merge   prove it whole; take it apart again
     check           run it beside one process, and name the first module that differs
+    pipelines       the same for a pipeline of diffusers
 
 Importing this package imports neither numpy nor torch; a function loads what it needs.
 """

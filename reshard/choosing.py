@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from manifests.errors import PlanError
 from manifests.expression import Lookup
@@ -89,21 +90,24 @@ def choose_plan(
     )
 
 
+def describe_missing_plan(config: Mapping[str, Any]) -> str:
+    """Return that no built-in plan fits a configuration."""
+    model_type = config.get("model_type")
+    if not model_type and (name := config.get("_class_name")):
+        return f"no built-in plan for the class {name!r} of diffusers"
+    return f"no built-in plan for the model type {model_type!r}" if model_type else "no model_type in config.json"
+
+
 def _no_plan(checkpoint: Checkpoint) -> str:
-    model_type = checkpoint.config.get("model_type")
-    if not model_type and (name := checkpoint.config.get("_class_name")):
-        return (
-            f"{checkpoint.folder.label}: no built-in plan for the class {name!r} of diffusers "
-            f"({', '.join(class_names())} have one); give one with --plan"
-        )
-    if not model_type:
-        return (
-            f"{checkpoint.folder.label}: no model_type in config.json, so no built-in plan fits; give one with --plan"
-        )
-    return (
-        f"{checkpoint.folder.label}: no built-in plan for the model type {model_type!r} "
-        f"({len(model_types())} types have one: `reshard plans`); give one with --plan"
-    )
+    """Return the same for a message, with what there is and what would do."""
+    config = checkpoint.config
+    if not config.get("model_type") and config.get("_class_name"):
+        there = f" ({', '.join(class_names())} have one)"
+    elif config.get("model_type"):
+        there = f" ({len(model_types())} types have one: `reshard plans`)"
+    else:
+        there = ", so no built-in plan fits"
+    return f"{checkpoint.folder.label}: {describe_missing_plan(config)}{there}; give one with --plan"
 
 
 def _check_parts(architecture: Architecture, checkpoint: Checkpoint) -> None:

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.diffusers_own import HEADS, OWN_CONFIGS, OWN_INPUTS, random_tensors
+
 COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=30)
 WORLD_SIZE = 4
 DEGREES = (2, 4)
@@ -42,7 +44,6 @@ class Case(NamedTuple):
     calls: tuple[dict[str, Any], ...] = ({},)
 
 
-HEADS = {"attention_head_dim": 16, "num_attention_heads": 4}
 CONFIGS: dict[str, dict[str, Any]] = {
     "FluxTransformer2DModel": {
         **HEADS,
@@ -95,43 +96,43 @@ OTHER = [
     Case("qwenimage21-cached", "QwenImage21Transformer2DModel", calls=({"mode": "extract"}, {"mode": "cached"})),
     Case("qwenimage21-not-causal", "QwenImage21Transformer2DModel", {"causal_condition": False, "num_layers": 3}),
 ]
-CASES = [*PLAIN, *OTHER]
+CONFIGS |= OWN_CONFIGS
+OWN = [Case(name.partition("Transformer")[0].lower(), name) for name in OWN_CONFIGS]
+"""Classes that have a plan of ours."""
+
+CASES = [*PLAIN, *OTHER, *OWN]
 
 
-SD3 = Case("sd3", "SD3Transformer2DModel")
-"""A class without a plan, whose attention counts its heads and whose buffer is stored."""
+LATTE = Case("latte", "LatteTransformer3DModel")
+"""A class without a plan, whose attentions count their heads."""
 
-CONFIGS[SD3.architecture] = {
+CONFIGS[LATTE.architecture] = {
     **HEADS,
-    "sample_size": 8,
     "in_channels": 4,
+    "out_channels": 8,
     "num_layers": 2,
-    "joint_attention_dim": 32,
-    "caption_projection_dim": 64,
-    "pooled_projection_dim": 16,
-    "out_channels": 4,
-    "pos_embed_max_size": 8,
+    "sample_size": 8,
+    "patch_size": 2,
+    "cross_attention_dim": 64,
+    "caption_channels": 32,
+    "video_length": 2,
+    "activation_fn": "gelu-approximate",
+    "norm_type": "ada_norm_single",
+    "num_embeds_ada_norm": 8,
 }
-SD3_PLAN = {
+LATTE_PLAN = {
     "plan": {
-        **{f"transformer_blocks.*.attn.{name}": "colwise" for name in ("to_q", "to_k", "to_v")},
         **{
-            f"transformer_blocks.*.attn.{name}": {"style": "colwise", "layout": "(H*, hd)"}
-            for name in ("add_q_proj", "add_k_proj", "add_v_proj")
+            f"*.*.{attention}.{name}": "colwise"
+            for attention in ("attn1", "attn2")
+            for name in ("to_q", "to_k", "to_v")
         },
-        "transformer_blocks.*.attn.to_out.0": "rowwise",
-        "transformer_blocks.*.attn.to_add_out": {"style": "rowwise", "layout": "(H*, hd)"},
-        "transformer_blocks.*.ff.net.0.proj": "colwise",
-        "transformer_blocks.*.ff.net.2": "rowwise",
-        "transformer_blocks.*.ff_context.net.0.proj": "colwise",
-        "transformer_blocks.*.ff_context.net.2": "rowwise",
+        **{f"*.*.{attention}.to_out.0": "rowwise" for attention in ("attn1", "attn2")},
+        "*.*.ff.net.0.proj": "colwise",
+        "*.*.ff.net.2": "rowwise",
     },
-    "attributes": {"transformer_blocks.*.attn": {"heads": "H / tp"}},
+    "attributes": {f"*.*.{attention}": {"heads": "H / tp"} for attention in ("attn1", "attn2")},
 }
-
-
-def random_tensors(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def flux_inputs(config: dict[str, Any]) -> dict[str, Any]:
@@ -189,12 +190,11 @@ def qwenimage21_inputs(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def sd3_inputs(_: dict[str, Any]) -> dict[str, Any]:
+def latte_inputs(_: dict[str, Any]) -> dict[str, Any]:
     return {
-        "hidden_states": random_tensors(2, 4, 8, 8),
+        "hidden_states": random_tensors(2, 4, 2, 8, 8),
         "encoder_hidden_states": random_tensors(2, 8, 32),
-        "pooled_projections": random_tensors(2, 16),
-        "timestep": torch.tensor([1.0, 0.5]),
+        "timestep": torch.tensor([3, 3]),
     }
 
 
@@ -203,7 +203,8 @@ INPUTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "Flux2Transformer2DModel": flux2_inputs,
     "QwenImageTransformer2DModel": qwenimage_inputs,
     "QwenImage21Transformer2DModel": qwenimage21_inputs,
-    "SD3Transformer2DModel": sd3_inputs,
+    "LatteTransformer3DModel": latte_inputs,
+    **OWN_INPUTS,
 }
 
 
@@ -219,7 +220,7 @@ def outputs(model: Any, case: Case) -> dict[str, torch.Tensor]:
             cache = cache or {"kv_cache": QwenImage21KVCache(CONFIGS[case.architecture]["num_layers"])}
             arguments |= cache | {"kv_cache_mode": mode}
         with torch.inference_mode():
-            found[str(number)] = model(**arguments, return_dict=False)[0]
+            found[str(number)] = model(**arguments, return_dict=False)[0].contiguous()
     return found
 
 
@@ -382,8 +383,8 @@ def run_from_fused(case: Case, folder: Path, ranks: Ranks) -> Outcome:
 
 def run_own_plan(_: Case, folder: Path, ranks: Ranks) -> Outcome:
     """Run a class that the catalogue does not know, split by a plan of one's own."""
-    model = load(SD3, folder, ranks)
-    return {**difference(outputs(model, SD3), folder, SD3), "heads": model.transformer_blocks[1].attn.heads}
+    model = load(LATTE, folder, ranks)
+    return {**difference(outputs(model, LATTE), folder, LATTE), "heads": model.transformer_blocks[1].attn1.heads}
 
 
 def run_layerwise(case: Case, folder: Path, ranks: Ranks) -> Outcome:

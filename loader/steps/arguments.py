@@ -18,6 +18,8 @@ from manifests.runs import expand
 def take_inputs(site: Site) -> Step:
     """Return the step that keeps the rank's entries of the arguments that the site's entry lists.
 
+    An argument that is several tensors, as cosines and sines are, has the entries of each.
+
     Raises:
         LoadError: The module's forward has no such argument.
     """
@@ -29,6 +31,8 @@ def take_inputs(site: Site) -> Step:
             value = names.find(at, args, kwargs)
             if isinstance(value, torch.Tensor):
                 args, kwargs = names.put(at, part.of(value), args, kwargs)
+            elif isinstance(value, tuple):
+                args, kwargs = names.put(at, tuple(map(part.of, value)), args, kwargs)
         return args, kwargs
 
     return Step(before)

@@ -43,8 +43,10 @@ def built_in_plan(architecture: Architecture, source: str = "reshard") -> Plan:
         label=label,
         rules=tuple(build_rule(pattern, choice, label) for pattern, choice in rules.items()),
         sizes=default_sizes(),
-        bindings=tuple(binding for scope, table in tables.items() for binding in _bindings(table, scope.prefix))
-        + default_bindings(),
+        bindings=(
+            *(axes for scope in scopes for axes in build_bindings(tables[scope].get("bindings", {}), scope.prefix)),
+            *default_bindings(),
+        ),
         attributes=join_plan(attributes),
         inputs={
             pattern: build_inputs(table, f"{label}: inputs.{pattern}") for pattern, table in join_plan(inputs).items()
@@ -89,11 +91,9 @@ def default_sizes() -> dict[str, str]:
 
 def default_bindings() -> tuple[AxisBinding, ...]:
     """Return the axes of well-known modules."""
-    return _bindings(ours())
+    return build_bindings(ours()["bindings"])
 
 
-def _bindings(tables: Mapping[str, Any], under: str = "") -> tuple[AxisBinding, ...]:
-    return tuple(
-        AxisBinding(suffix, table.get("out", ""), table.get("in", ""), under)
-        for suffix, table in tables.get("bindings", {}).items()
-    )
+def build_bindings(table: Mapping[str, Any], under: str = "") -> tuple[AxisBinding, ...]:
+    """Return the axes of a table of suffixes, for the modules under one."""
+    return tuple(AxisBinding(suffix, axes.get("out", ""), axes.get("in", ""), under) for suffix, axes in table.items())

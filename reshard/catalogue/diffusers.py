@@ -1,4 +1,4 @@
-"""The classes of diffusers that have a plan: ``diffusers.json``, exported by ``tools/export_diffusers.py``.
+"""The classes of diffusers that have a plan: its own (``diffusers.json``), or one of ours (``ours/diffusers.toml``).
 
 A configuration of diffusers names its class (``_class_name``) and no model type. Stored names are those of the model.
 """
@@ -15,7 +15,9 @@ from manifests.errors import CheckpointError, PlanError
 from manifests.expression import MAX_SIZE
 from manifests.shown import shown
 from reshard.catalogue.architecture import Architecture
-from reshard.plans import AxisBinding, Plan, build_rule
+from reshard.catalogue.builtin import build_bindings
+from reshard.catalogue.tables import ours
+from reshard.plans import AxisBinding, Plan, build_inputs, build_rule
 
 FUSED = {"to_qkv": ("to_q", "to_k", "to_v"), "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj")}
 """What ``fuse_qkv_projections`` adds to an attention, beside what it was made of, which stays."""
@@ -36,9 +38,18 @@ def exported() -> dict[str, Any]:
     return content
 
 
+@cache
+def classes() -> dict[str, Any]:
+    """Return the entry of every class that has a plan; one that is ``like`` another has its tables too."""
+    mine = ours()["classes"]
+    return {
+        name: {**mine.get(table.get("like", ""), {}), **table} for name, table in (mine | exported()["classes"]).items()
+    }
+
+
 def class_names() -> tuple[str, ...]:
     """Return the classes that have a plan."""
-    return tuple(sorted(exported()["classes"]))
+    return tuple(sorted(classes()))
 
 
 def find_architecture(config: Mapping[str, Any]) -> Architecture | None:
@@ -48,10 +59,10 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture | None:
         PlanError: A number of the configuration, of which sizes are products, is none.
     """
     name = config.get("_class_name")
-    if not isinstance(name, str) or name not in exported()["classes"]:
+    if not isinstance(name, str) or name not in classes():
         return None
-    entry = exported()["classes"][name]
-    defaults = dict(entry["defaults"])
+    entry = classes()[name]
+    defaults = dict(entry.get("defaults", {}))
     for size, factors in entry.get("products", {}).items():
         defaults[size] = _whole_product(config, defaults, factors)
     return Architecture(
@@ -82,24 +93,41 @@ def _whole_product(config: Mapping[str, Any], defaults: Mapping[str, Any], facto
 
 
 def build_plan(architecture: Architecture, source: str) -> Plan:
-    """Return the plan of a class. There is one, which is diffusers' own.
+    """Return the plan of a class.
 
     Args:
         architecture: The class.
-        source: "reshard" or "transformers"; only the label tells them apart.
+        source: "reshard" for ours where diffusers has none, "transformers" for diffusers' own only.
+
+    Raises:
+        PlanError: Diffusers has none for the class.
     """
-    entry = exported()["classes"][architecture.name]
+    entry = classes()[architecture.name]
+    if source != "reshard" and architecture.name not in exported()["classes"]:
+        raise PlanError(f"{architecture.name}: diffusers has no plan for it; --plan-source reshard has one")
     label = f"the {'built-in' if source == 'reshard' else 'diffusers'} plan of {architecture.name}"
     return Plan(
         label=label,
         rules=tuple(build_rule(pattern, choice, label) for pattern, choice in entry["plan"].items()),
-        sizes=entry["sizes"],
-        bindings=tuple(
-            AxisBinding(table["suffix"], table.get("out", ""), table.get("in", ""), table["under"])
-            for table in entry["bindings"]
-        ),
+        sizes={**ours()["sizes"], **entry.get("sizes", {})},
+        bindings=_bindings(architecture.name, entry),
+        attributes=entry.get("attributes", {}),
+        inputs={
+            pattern: build_inputs(table, f"{label}: inputs.{pattern}")
+            for pattern, table in entry.get("inputs", {}).items()
+        },
         exhaustive=False,
     )
+
+
+def _bindings(name: str, entry: Mapping[str, Any]) -> tuple[AxisBinding, ...]:
+    """Return the axes of a class's modules; those that were exported say under which module each is."""
+    if name in exported()["classes"]:
+        return tuple(
+            AxisBinding(table["suffix"], table.get("out", ""), table.get("in", ""), table["under"])
+            for table in entry["bindings"]
+        )
+    return build_bindings({**ours()["class_bindings"], **entry.get("bindings", {})})
 
 
 def check_names(label: str, names: Iterable[str]) -> None:

@@ -159,7 +159,7 @@ def _find_single(folder: Folder, names: list[str], variant: str) -> str:
 
 def _read_index(folder: Folder, name: str) -> dict[str, str]:
     label = f"{folder.label}/{name}"
-    weight_map = _load(folder, name).get("weight_map")
+    weight_map = read_object(folder, name).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{label}: has no weight_map")
     known: set[str] = set()
@@ -176,7 +176,12 @@ def _read_index(folder: Folder, name: str) -> dict[str, str]:
     return weight_map
 
 
-def _load(folder: Folder, name: str) -> dict[str, Any]:
+def read_object(folder: Folder, name: str) -> dict[str, Any]:
+    """Return the JSON object that a file of a folder holds.
+
+    Raises:
+        CheckpointError: It cannot be read, or holds something else, or a key twice.
+    """
     folder.check(name)
     text = folder.read(name, MAX_TEXT_NBYTES)
     try:
@@ -224,7 +229,7 @@ def _check_kind(label: str, tensors: Mapping[str, SourceTensor]) -> None:
 def _read_config(folder: Folder, names: list[str]) -> dict[str, Any]:
     if CONFIG_NAME not in names:
         return {}
-    return _load(folder, CONFIG_NAME)
+    return read_object(folder, CONFIG_NAME)
 
 
 def _is_carried(name: str) -> bool:
