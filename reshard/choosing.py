@@ -19,6 +19,7 @@ from reshard.model import RuntimeTensor
 from reshard.options import Options
 from reshard.planfile import build_plan, read_plan
 from reshard.plans import Matcher, Plan, anchor_rules
+from reshard.proposing import propose
 from reshard.recipes import recipe
 from reshard.sizes import scoped_sizes
 from reshard.sources.checkpoint import Checkpoint
@@ -58,10 +59,12 @@ def choose_plan(
     tensors: Mapping[str, RuntimeTensor],
     ties: Mapping[str, str],
     options: Options,
+    world_size: int,
 ) -> Plan:
     """Return the plan that was given, or the built-in one, with its rules under the names of these tensors.
 
-    The built-in one speaks of the running model's tensors.
+    The built-in one speaks of the running model's tensors. One that is proposed (`reshard.proposing`) knows nothing of
+    what the catalogue has.
 
     Raises:
         PlanError: There is none, or it is malformed, or it fits only the names of the other layout.
@@ -72,6 +75,9 @@ def choose_plan(
             raise PlanError(_no_plan(checkpoint))
         _check_parts(architecture, checkpoint)
         return built_in_plan(architecture, options.plan_source)
+    if options.proposes:
+        document = propose(tensors, checkpoint.config, world_size).document
+        return build_plan(document, f"the plan proposed for tp {world_size}")._replace(sizes=default_sizes())
     given = (
         build_plan(dict(options.plan), "plan") if isinstance(options.plan, Mapping) else read_plan(Path(options.plan))
     )
