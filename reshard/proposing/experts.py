@@ -31,8 +31,8 @@ class Stacked(NamedTuple):
     turned: bool
 
 
-def find_stacked(tensors: Mapping[str, tuple[int, ...]], width: int) -> Stacked | str | None:
-    """Return the experts that tensors of three dimensions are; why they are not clear; None if they are none.
+def find_stacked(tensors: Mapping[str, tuple[int, ...]], width: int) -> Stacked | None:
+    """Return the experts that tensors of three dimensions are; None if they are none.
 
     >>> find_stacked({"up": (8, 96, 64), "down": (8, 64, 48)}, 64)
     Stacked(names=('up', 'down'), dims=(1, 2), experts=8, inner=48, fused=True, turned=False)
@@ -74,13 +74,15 @@ def suggest_experts(module: Module, setting: Setting, itemsize: int) -> list[Sug
     }
     tensors = own or layers
     found = find_stacked(tensors, setting.width)
-    if found is None or isinstance(found, str) or not _plausible(found, setting):
+    if found is None or not _plausible(found, setting):
         return []
-    biases = [name for name, shape in setting.extras.items() if len(shape) == 2 and shape[0] == found.experts]
     reason = f"{found.experts} experts, {setting.width}->{found.inner}->{setting.width}"
-    refused = _refusal(found, biases, setting, itemsize)
+    others = [name for name, _ in module.tensors() if name.removesuffix(".weight") not in found.names] if own else []
+    refused = _refusal(found, others, setting, itemsize)
+    if not refused and len(found.names) == 2 and not found.fused and found.inner not in setting.numbers.inner:
+        refused = f"what is between may be met by something whole, since {found.inner} is no inner width in config.json"
     if refused:
-        return [Suggestion(name, "", f"{reason}; {refused}") for name in (*found.names, *biases)]
+        return [Suggestion(name, "", f"{reason}; {refused}") for name in (*found.names, *others)]
     if found.fused:
         reason += (
             "; gate and up are two halves, as nearly always"
@@ -106,9 +108,9 @@ def _plausible(found: Stacked, setting: Setting) -> bool:
     return found.experts in setting.numbers.experts or (not setting.numbers.experts and found.experts > 1)
 
 
-def _refusal(found: Stacked, biases: list[str], setting: Setting, itemsize: int) -> str:
-    if biases:
-        return "a bias of the stacked contraction would be added by every rank; --ep with rules of your own divides them"
+def _refusal(found: Stacked, others: list[str], setting: Setting, itemsize: int) -> str:
+    if others:
+        return f"every rank would add {others[0].rpartition('.')[2]}, or do it to a summand; --ep with rules of your own may do"
     if found.inner % setting.ranks:
         return f"{setting.ranks} ranks do not divide {found.inner}"
     if found.inner // setting.ranks * itemsize % ALIGNMENT_NBYTES:

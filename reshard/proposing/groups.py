@@ -27,19 +27,27 @@ class Setting(NamedTuple):
         ranks: Number of ranks.
         numbers: What the configuration counts.
         extras: Shapes of the module's tensors that belong to none of the layers, by name.
+        outermost: Whether the module is a block, or directly in one.
+        uniform: Whether the modules of this name in other blocks have the same layers.
     """
 
     width: int
     ranks: int
     numbers: Numbers
     extras: dict[str, tuple[int, ...]]
+    outermost: bool = False
+    uniform: bool = True
 
-    def only_norms(self, *others: int) -> bool:
-        """Tell whether the module has no tensors beside the layers but norms over the hidden states, or over others."""
-        allowed = {self.width, *others}
-        return all(
-            len(shape) == 1 and shape[0] in allowed and name.rpartition(".")[2] in ("weight", "bias")
-            for name, shape in self.extras.items()
+    def beside(self, *widths: int) -> str:
+        """Return a tensor that is beside the layers and no norm over the hidden states or over these widths, or ""."""
+        allowed = {(size,) for size in (self.width, *widths)}
+        return next(
+            (
+                _last(name, 2)
+                for name, shape in self.extras.items()
+                if shape not in allowed or _last(name) not in ("weight", "bias")
+            ),
+            "",
         )
 
 
@@ -83,13 +91,16 @@ def _feed_forward(sides: Sides, setting: Setting) -> list[Suggestion] | None:
         return None
     shapes = " and ".join(f"{_last(up.name)} {width}->{up.out}" for up in ups)
     reason = f"{shapes} into {_last(down.name)} {inner}->{width}: the only layers of their module"
-    if not setting.only_norms():
-        beside = next(name for name, shape in setting.extras.items() if shape != (width,))
-        return [*_gathered([*ups, down], setting, f"{reason}, but {_last(beside, 2)} may be over their features")]
+    known = setting.numbers.inner.get(inner)
+    if beside := setting.beside():
+        return [*_gathered([*ups, down], setting, f"{reason}, but {beside} may be over their features")]
+    if setting.numbers.mixing:
+        return [*_gathered([*ups, down], setting, f"{reason}, but {setting.numbers.mixing} may look at all features")]
+    if len(ups) == 1 and not (known and setting.outermost):
+        return [*_gathered([*ups, down], setting, f"{reason}, but what is between may be met by something whole")]
     if inner % setting.ranks:
         return [Suggestion(one.name, "", f"{setting.ranks} ranks do not divide its {inner} features") for one in (*ups, down)]
-    known = setting.numbers.inner.get(inner)
-    confidence: Confidence = "certain" if len(ups) == 2 or known else "likely"
+    confidence: Confidence = "certain" if len(ups) == 2 and known else "likely"
     reason += f"; {inner} is {known}" if known else ""
     return [*(divided(up, "out", reason, confidence) for up in ups), divided(down, "in", reason, confidence)]
 
@@ -105,12 +116,11 @@ def _attention(module: Module, sides: Sides, setting: Setting) -> list[Suggestio
     query, key, value, output = found
     counted = _count_heads(query, key, setting)
     if isinstance(counted, str):
-        return None if counted == "" else [*_gathered(four, setting, counted)]
+        return [*_gathered(four, setting, counted)]
     heads, kv_heads, named = counted
     width = query.out // heads
-    if not setting.only_norms(width):
-        beside = next(name for name, shape in setting.extras.items() if shape not in ((setting.width,), (width,)))
-        return [*_gathered(four, setting, f"attention, but what {_last(beside, 2)} does to its heads is not known")]
+    if doubt := _doubt(heads, kv_heads, width, setting):
+        return [*_gathered(four, setting, f"attention, but {doubt}")]
     reason = (
         f"{heads} heads of {width} ({named}), {kv_heads} of keys and values; "
         f"{_last(output.name)} {output.into}->{output.out} is the output"
@@ -123,6 +133,17 @@ def _attention(module: Module, sides: Sides, setting: Setting) -> list[Suggestio
         ),
         divided(output, "in", f"{reason}; {ASSUMED}", "likely", of_queries),
     ]
+
+
+def _doubt(heads: int, kv_heads: int, width: int, setting: Setting) -> str:
+    """Return why the heads of an attention are better not divided, or ""."""
+    if beside := setting.beside(width):
+        return f"what {beside} does to its heads is not known"
+    if not setting.uniform:
+        return "blocks differ in its layers, so one may use what another has computed"
+    if heads == kv_heads:
+        return f"with {heads} heads of each kind, nothing shows that they are counted by the shape"
+    return ""
 
 
 def _find_roles(sides: Sides, setting: Setting) -> tuple[Linear, Linear, Linear, Linear] | None:
@@ -163,7 +184,7 @@ def _square_output(squares: list[Linear], others: list[Linear]) -> Linear | None
 
 
 def _count_heads(query: Linear, key: Linear, setting: Setting) -> tuple[int, int, str] | str:
-    """Return the heads of queries and of keys and where they are from; or why they are not known, "" if no heads fit."""
+    """Return the heads of queries and of keys and where they are from; or why they are not known."""
     numbers, readings = setting.numbers, []
     for heads, named in numbers.heads.items():
         if query.out % heads:

@@ -28,6 +28,7 @@ class Numbers(NamedTuple):
         words: Sizes of vocabularies.
         inner: Widths inside of feed-forward modules.
         widths: Widths of hidden states.
+        mixing: A name that says that features of a feed-forward module are looked at together, or "".
     """
 
     heads: Mapping[int, str]
@@ -37,6 +38,7 @@ class Numbers(NamedTuple):
     words: Mapping[int, str]
     inner: Mapping[int, str]
     widths: Mapping[int, str]
+    mixing: str = ""
 
 
 def read_numbers(config: Mapping[str, Any]) -> Numbers:
@@ -51,7 +53,8 @@ def read_numbers(config: Mapping[str, Any]) -> Numbers:
         for kind, pattern in _KINDS.items():
             if re.fullmatch(pattern, key) and _is_of(kind, key):
                 found[kind].setdefault(value, key)
-    return Numbers(**found)
+    mixing = next((key for key in _set_keys(config) if "sparsity" in key), "")
+    return Numbers(**found, mixing=mixing)
 
 
 def _is_of(kind: str, key: str) -> bool:
@@ -70,3 +73,12 @@ def _leaves(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
         for one in value if isinstance(value, list) else [value]:
             if type(one) is int and one > 0:
                 yield key, one
+
+
+def _set_keys(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of values that are set: not nothing, zero or a list of these."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _set_keys(value)
+        elif any(value) if isinstance(value, list) else value:
+            yield key

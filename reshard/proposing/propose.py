@@ -1,13 +1,14 @@
 """Going through a model's modules, the innermost first."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from reshard.model import RuntimeTensor
-from reshard.proposing.alone import suggest_alone
+from reshard.proposing.alone import suggest_alone, suggest_outside
 from reshard.proposing.experts import suggest_experts
 from reshard.proposing.groups import Setting, find_group
-from reshard.proposing.merging import merge_suggestions
+from reshard.proposing.merging import merge_suggestions, starred
 from reshard.proposing.numbers import Numbers, read_numbers
 from reshard.proposing.proposal import Proposal, Suggestion
 from reshard.proposing.tables import suggest_tables
@@ -37,6 +38,7 @@ class Survey:
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], ranks: int) -> None:
+        self._shapes = shapes
         self._root = build_tree(shapes)
         self._linears = find_linears(self._root)
         self._config = config
@@ -44,6 +46,10 @@ class Survey:
         self._ranks = ranks
         self._modules = {module.name: module for module in self._root.walk()}
         self._closed: set[str] = set()
+        self._blocks: set[str] = set()
+        self._stacked: set[int] = set()
+        self._chosen: set[str] = set()
+        self._layers = self._find_layers()
         self.suggestions: dict[str, Suggestion] = {}
         self.lists: dict[str, int] = {}
 
@@ -51,6 +57,7 @@ class Survey:
         """Return the suggestion for every module and parameter that there is something to say of."""
         rest = self._visit(self._root, None)
         self._take(suggest_tables(rest, self.lists, self._config, self._numbers, self._ranks))
+        self._take([suggest_outside(linear, self._parent(linear), self._ranks) for linear in rest])
         return self.suggestions
 
     def _visit(self, module: Module, width: int | None) -> list[Linear]:
@@ -59,18 +66,22 @@ class Survey:
             return [self._linears[module.name]]
         blocks = list(module.children.values())
         if module.is_list and not any(block.name in self._linears for block in blocks):
-            known = {*self._numbers.widths}
-            inner = shared_width(blocks, self._linears, known) or width
+            inner = shared_width(blocks, self._linears, self._numbers.widths, width) or width
             if inner is not None:
                 self.lists[module.name] = inner
+            self._blocks.update(block.name for block in blocks)
             for block in blocks:
-                self._settle(block, self._visit(block, inner), inner)
+                self._settle(self._visit(block, inner), inner)
             return []
         rest = [linear for child in blocks for linear in self._visit(child, width)]
         if width is None:
             return rest
         setting = self._setting(module, rest, width)
-        self._take(suggest_experts(module, setting, 4))
+        experts = suggest_experts(module, setting, 4)
+        self._stacked.update(self._shapes[one.name][0] for one in experts if one.name in self._shapes)
+        if experts or sum(len(shape) == 3 for shape in module.own.values()) > 1:
+            self._chosen.add(module.name.rpartition(".")[0] if module.own else module.name)
+        self._take(experts)
         group = find_group(module, rest, setting) if rest else None
         if group is None:
             return rest
@@ -78,19 +89,34 @@ class Survey:
         self._closed.add(module.name)
         return []
 
-    def _settle(self, block: Module, rest: list[Linear], width: int | None) -> None:
+    def _settle(self, rest: list[Linear], width: int | None) -> None:
         """Judge the layers that a block has left over."""
         for linear in rest:
             if width is None:
                 self._take([Suggestion(linear.name, "", "the width of the hidden states around it is not known")])
                 continue
-            parent = self._modules[linear.name.rpartition(".")[0]]
-            stacked = {shape[0] for _, shape in block.tensors() if len(shape) == 3}
-            experts = frozenset({*self._numbers.experts, *stacked})
-            self._take([suggest_alone(linear, parent, self._setting(parent, [linear], width), experts)])
+            parent = self._parent(linear)
+            experts = frozenset({*self._numbers.experts, *self._stacked})
+            setting = self._setting(parent, [linear], width)
+            chooses = any(linear.name.startswith(f"{module}.") for module in self._chosen)
+            self._take([suggest_alone(linear, parent, setting, experts, chooses=chooses)])
+
+    def _parent(self, linear: Linear) -> Module:
+        return self._modules[linear.name.rpartition(".")[0]]
 
     def _setting(self, module: Module, linears: list[Linear], width: int) -> Setting:
-        return Setting(width, self._ranks, self._numbers, dict(self._extras(module, {one.name for one in linears})))
+        extras = dict(self._extras(module, {one.name for one in linears}))
+        outermost = module.name in self._blocks or module.name.rpartition(".")[0] in self._blocks
+        uniform = len(self._layers[starred(module.name)]) == 1
+        return Setting(width, self._ranks, self._numbers, extras, outermost=outermost, uniform=uniform)
+
+    def _find_layers(self) -> dict[str, set[frozenset[str]]]:
+        """Return which linear layers the modules of a name have in them, of names that differ in numbers only."""
+        layers: dict[str, set[frozenset[str]]] = defaultdict(set)
+        for module in self._root.walk():
+            inside = [inner.name.removeprefix(f"{module.name}.") for inner in module.walk() if inner.name in self._linears]
+            layers[starred(module.name)].add(frozenset(inside))
+        return layers
 
     def _extras(self, module: Module, linears: set[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield a module's tensors that are of none of the layers and of no group inside of it."""

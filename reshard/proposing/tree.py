@@ -119,13 +119,16 @@ def _facing(linear: Linear, usual: bool | None) -> Linear:
     return linear._replace(turned=turned)
 
 
-def shared_width(blocks: Iterable[Module], linears: Mapping[str, Linear], known: Iterable[int]) -> int | None:
+def shared_width(
+    blocks: Iterable[Module], linears: Mapping[str, Linear], known: Iterable[int], outer: int | None
+) -> int | None:
     """Return the width of the hidden states of a list of blocks: on a side of most of its layers, and of a norm.
 
     Args:
         blocks: The blocks.
         linears: The model's linear layers.
-        known: Widths that decide where norms do not: of embeddings, and those that the configuration names.
+        known: Widths that the configuration names.
+        outer: The width of the list around this one, which is kept if every block has it.
 
     Returns:
         The width, or None where two have the same claim to it.
@@ -139,13 +142,11 @@ def shared_width(blocks: Iterable[Module], linears: Mapping[str, Linear], known:
                 sides.update({linear.out, linear.into})
             elif len(module.weight) == 1:
                 norms.add(module.weight[0])
-    if not sides:
-        return None
-    most = max(sides.values())
-    widths = {size for size, count in sides.items() if count == most}
-    for evidence in (norms, set(known)):
-        confirmed = widths & evidence
-        if len(confirmed) == 1:
-            return confirmed.pop()
-        widths = confirmed or widths
+    named = set(known)
+    for evidence in ((norms | named) & sides.keys(), sides.keys()):
+        most = max((sides[size] for size in evidence), default=0)
+        widths = {size for size in evidence if sides[size] == most}
+        widths = widths if len(widths) == 1 else widths & named
+        if len(widths) == 1:
+            return widths.pop()
     return None
