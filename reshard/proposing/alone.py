@@ -29,8 +29,11 @@ def suggest_alone(
     own = [leaf for leaf, tensor in parent.own.items() if _is_matrix(tensor) and setting.width in tensor]
     if own:
         return _whole(linear, f"{shape} is beside {own[0]}, a matrix without a module: it may not be called by itself")
-    if setting.width not in (linear.out, linear.into) and not _is_pure(parent):
-        return _whole(linear, f"{shape} is beside tensors of no linear layer: its weight may be used directly")
+    if setting.width not in (linear.out, linear.into):
+        if not _is_pure(parent):
+            return _whole(linear, f"{shape} is beside tensors of no linear layer: its weight may be used directly")
+        if (linear.into,) not in setting.extras.values():
+            return _whole(linear, f"{shape} is perhaps no linear layer: no norm is over {linear.into} features")
     return gathered(linear, setting, f"{shape}: its part in the block is not known")
 
 
