@@ -19,7 +19,7 @@ from reshard.model import RuntimeTensor
 from reshard.options import Options
 from reshard.planfile import build_plan, read_plan
 from reshard.plans import Matcher, Plan, anchor_rules
-from reshard.proposing import propose
+from reshard.proposing import Proposal, propose
 from reshard.recipes import recipe
 from reshard.sizes import scoped_sizes
 from reshard.sources.checkpoint import Checkpoint
@@ -76,8 +76,8 @@ def choose_plan(
         _check_parts(architecture, checkpoint)
         return built_in_plan(architecture, options.plan_source)
     if options.proposes:
-        document = propose(tensors, checkpoint.config, world_size).document
-        return build_plan(document, f"the plan proposed for tp {world_size}")._replace(sizes=default_sizes())
+        proposal = propose(tensors, checkpoint.config, world_size)
+        return proposed_plan(proposal, checkpoint.folder.label)
     given = (
         build_plan(dict(options.plan), "plan") if isinstance(options.plan, Mapping) else read_plan(Path(options.plan))
     )
@@ -91,6 +91,22 @@ def choose_plan(
         attributes={**(known.attributes if known else {}), **plan.attributes},
         expert_rules=plan.expert_rules or (known.expert_rules if known else ()),
     )
+
+
+def proposed_plan(proposal: Proposal, label: str) -> Plan:
+    """Return the plan that is proposed for a model.
+
+    Raises:
+        PlanError: No rule is proposed.
+    """
+    if not proposal.document["plan"]:
+        most = proposal.whole[0]
+        raise PlanError(
+            f"{label}: no rule can be proposed for tp {proposal.world_size}; most of the model is {most.pattern}: "
+            f"{most.reason}"
+        )
+    plan = build_plan(proposal.document, f"the plan proposed for tp {proposal.world_size}")
+    return plan._replace(sizes=default_sizes())
 
 
 def _no_plan(checkpoint: Checkpoint) -> str:

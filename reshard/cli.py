@@ -80,7 +80,7 @@ _hub_options = options(
     click.option("--variant", metavar="NAME", default="", help="Variant in the files' names, such as fp16."),
 )
 _plan_options = options(
-    click.option("--plan", type=_PATH, metavar="FILE", help="Plan of your own, TOML or JSON."),
+    click.option("--plan", type=_PATH, metavar="FILE", help="Plan of your own, TOML or JSON; auto proposes one."),
     click.option(
         "--plan-source",
         type=click.Choice(["reshard", "transformers"]),
@@ -144,6 +144,7 @@ def main() -> None:
 @_tp
 @click.option("-o", "--out", type=_PATH, metavar="OUT", help="Folder to make; MODEL-tpN if not given.")
 @click.option("--dry-run", is_flag=True, help="Only tell what each rank will hold.")
+@click.option("--write-plan", type=_PATH, metavar="FILE", help="Where --plan auto writes; OUT-plan.toml if not given.")
 @_force
 @_plan_options
 @_jobs
@@ -155,6 +156,7 @@ def split(
     tp: int,
     out: Path | None,
     dry_run: bool,
+    write_plan: Path | None,
     force: bool,
     jobs: int,
     memory: int,
@@ -175,6 +177,10 @@ def split(
         quiet = _hush(click.get_current_context(), None, True)
     out = out if out is not None else default_output(model, tp, chosen["subfolder"])
     planned = splitting.plan(model, tp=tp, **chosen)
+    if planned.options.proposes and not dry_run:
+        from reshard.proposing.offering import leave_plan
+
+        leave_plan(model, tp, write_plan or out.with_name(f"{out.name}-plan.toml"), force=force, **chosen)
     facts = {"out": str(out), **report.build_split(planned)}
     if dry_run:
         _print_result(facts, lines.format_split(facts), as_json=as_json)
@@ -202,6 +208,13 @@ def plan(model: str, tp: int, program: bool, quiet: bool, as_json: bool, **chose
     from reshard import lines, report, splitting
 
     planned = splitting.plan(model, tp=tp, **chosen)
+    if planned.options.proposes and not program:
+        from reshard.proposing.offering import build_facts, propose
+        from reshard.proposing.writing import format_plan
+
+        proposal = propose(model, tp=tp, **chosen)
+        _print_result(build_facts(proposal), [format_plan(proposal, model).rstrip()], as_json=as_json)
+        return
     facts = report.build_plan(planned)
     if program:
         facts["copies"] = [*report.build_copies(planned)]

@@ -48,6 +48,19 @@ class Options(NamedTuple):
         return not isinstance(self.plan, Mapping) and str(self.plan) == AUTO
 
 
+def refuse_unproved(options: Options, label: str) -> None:
+    """Refuse to run a plan that is proposed and that nothing has proved.
+
+    Raises:
+        PlanError: The plan is one that is proposed.
+    """
+    if options.proposes:
+        raise PlanError(
+            f"{label}: a plan that is proposed is not run unproved; write it to a file "
+            "(`reshard plan MODEL --tp N --plan auto`), check it (`reshard check`), and give the file"
+        )
+
+
 def check_options(options: Options) -> None:
     """Refuse an unknown choice.
 

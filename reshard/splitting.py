@@ -20,7 +20,7 @@ from manifests.manifest import (
 )
 from reshard.engine import Hashes, run_program
 from reshard.engine.limits import BUDGET_NBYTES
-from reshard.options import Options
+from reshard.options import Options, refuse_unproved
 from reshard.planning import SplitPlan, default_output, locate, plan_split
 from reshard.program import Program
 from reshard.publish import check_apart, check_destination, create_sized, staged, sync_file, write_synced
@@ -108,6 +108,7 @@ def carry_out(
         CheckpointError: The source cannot be read, or changed while it was read.
         OutputError: The destination exists, lacks space, or cannot be written.
     """
+    refuse_unproved(planned.options, planned.checkpoint.folder.label)
     folder = planned.checkpoint.folder
     if isinstance(folder, LocalFolder):
         check_apart(out, folder.path)

@@ -2,14 +2,16 @@
 
     tree        names, part by part: modules, linear layers, and the width that the blocks of a list share
     numbers     what the configuration counts: heads, experts, words, inner widths
-    groups      which linear layers belong together: feed-forward, attention, experts
+    groups      which linear layers belong together: feed-forward, attention
+    experts     experts that are stacked in one tensor
+    alone       layers that belong to no group
     tables      the embedding and the output layer
     merging     from what single modules should have to rules with ``*``
     writing     the plan file, with the reason of every rule
 
-Evidence is read from the inside out. The blocks of a list share a width, that of the hidden states: most of their linear
-layers have it on one side, and their norms have it. A linear layer then expands it, contracts to it, keeps it, or does
-neither. The smallest module that holds a known set of these is a group; what belongs to none is taken alone.
+Evidence is read from the inside out. The blocks of a list share a width, that of the hidden states: most of their
+linear layers have it on one side, and their norms have it. A linear layer then expands it, contracts to it, keeps it,
+or does neither. The smallest module that holds a known set of these is a group; what belongs to none is taken alone.
 
 There are three forms, and the choice between them is what keeps a proposal from erring:
 
@@ -25,7 +27,7 @@ rules. A proposal is for one number of ranks, since what does not divide takes a
 `reshard.check` proves it.
 """
 
-from reshard.proposing.proposal import Confidence, ProposedRule, Proposal
+from reshard.proposing.proposal import Confidence, Proposal, ProposedRule
 from reshard.proposing.propose import propose
 from reshard.proposing.writing import format_plan
 

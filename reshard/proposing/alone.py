@@ -21,7 +21,9 @@ def suggest_alone(
         chooses: Whether it is beside experts.
     """
     shape = f"{linear.into}->{linear.out}"
-    if linear.into == setting.width and (linear.out in experts - {setting.width} or (chooses and linear.out < setting.width)):
+    if linear.into == setting.width != linear.out and (
+        linear.out in experts or (chooses and linear.out < setting.width)
+    ):
         return _whole(linear, f"{shape} may choose among experts, by a module that gives more than scores")
     least = min(linear.out, linear.into)
     if least * SMALLEST < setting.width:
@@ -43,9 +45,7 @@ def _is_matrix(shape: tuple[int, ...]) -> bool:
 
 def _is_pure(parent: Module) -> bool:
     """Tell whether a module has only linear layers and norms in it."""
-    return all(
-        name.rpartition(".")[2] in ("weight", "bias") and len(shape) < 3 for name, shape in parent.tensors()
-    )
+    return all(name.rpartition(".")[2] in ("weight", "bias") and len(shape) < 3 for name, shape in parent.tensors())
 
 
 def suggest_outside(linear: Linear, parent: Module, ranks: int) -> Suggestion:

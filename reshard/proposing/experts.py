@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from reshard.proposing.groups import Setting
-from reshard.proposing.proposal import Suggestion
+from reshard.proposing.proposal import Confidence, Suggestion
 from reshard.proposing.tree import Module
 
 ALIGNMENT_NBYTES = 16
@@ -64,7 +64,7 @@ def find_stacked(tensors: Mapping[str, tuple[int, ...]], width: int) -> Stacked 
     return Stacked(names, dims, experts, inner[downs[0]], fused, fused and ups[0] not in last)
 
 
-def suggest_experts(module: Module, setting: Setting, itemsize: int) -> list[Suggestion]:
+def suggest_experts(module: Module, setting: Setting, nbytes: Mapping[str, int]) -> list[Suggestion]:
     """Return what the stacked experts of a module should have, as its own tensors or as layers in it."""
     own = {f"{module.name}.{leaf}": shape for leaf, shape in module.own.items() if len(shape) == 3}
     layers = {
@@ -78,7 +78,8 @@ def suggest_experts(module: Module, setting: Setting, itemsize: int) -> list[Sug
         return []
     reason = f"{found.experts} experts, {setting.width}->{found.inner}->{setting.width}"
     others = [name for name, _ in module.tensors() if name.removesuffix(".weight") not in found.names] if own else []
-    refused = _refusal(found, others, setting, itemsize)
+    tensor = found.names[0] if own else f"{found.names[0]}.weight"
+    refused = _refusal(found, others, setting, nbytes[tensor])
     if not refused and len(found.names) == 2 and not found.fused and found.inner not in setting.numbers.inner:
         refused = f"what is between may be met by something whole, since {found.inner} is no inner width in config.json"
     if refused:
@@ -89,17 +90,22 @@ def suggest_experts(module: Module, setting: Setting, itemsize: int) -> list[Sug
             if not found.turned
             else "; gate and up may be two halves or take turns"
         )
+    confidence: Confidence = "guess" if found.turned else "likely"
     suggestions = []
     for name, dim in zip(found.names, found.dims, strict=True):
         down = name == found.names[-1]
         # In a plan `dim` counts in the tensor; without it rows are the last dimension but one.
         usual = 2 if down else 1
         style = "rowwise" if down else "packed_colwise" if found.fused else "colwise"
-        confidence = "guess" if found.turned else "likely"
         suggestions.append(Suggestion(name, style, reason, confidence, "", None if dim == usual else dim))
     if own:
         suggestions.append(
-            Suggestion(module.name, "moe_tp_experts", f"{reason}; what the ranks' parts add to is summed", suggestions[0].confidence)
+            Suggestion(
+                module.name,
+                "moe_tp_experts",
+                f"{reason}; what the ranks' parts add to is summed",
+                confidence,
+            )
         )
     return suggestions
 
@@ -108,11 +114,11 @@ def _plausible(found: Stacked, setting: Setting) -> bool:
     return found.experts in setting.numbers.experts or (not setting.numbers.experts and found.experts > 1)
 
 
-def _refusal(found: Stacked, others: list[str], setting: Setting, itemsize: int) -> str:
+def _refusal(found: Stacked, others: list[str], setting: Setting, item_nbytes: int) -> str:
     if others:
-        return f"every rank would add {others[0].rpartition('.')[2]}, or do it to a summand; --ep with rules of your own may do"
+        return f"{others[0].rpartition('.')[2]} would be added by every rank, or see a summand: only --ep divides them"
     if found.inner % setting.ranks:
         return f"{setting.ranks} ranks do not divide {found.inner}"
-    if found.inner // setting.ranks * itemsize % ALIGNMENT_NBYTES:
+    if found.inner // setting.ranks * item_nbytes % ALIGNMENT_NBYTES:
         return f"{found.inner // setting.ranks} numbers a rank are no multiple of {ALIGNMENT_NBYTES} bytes"
     return ""

@@ -99,7 +99,10 @@ def _feed_forward(sides: Sides, setting: Setting) -> list[Suggestion] | None:
     if len(ups) == 1 and not (known and setting.outermost):
         return [*_gathered([*ups, down], setting, f"{reason}, but what is between may be met by something whole")]
     if inner % setting.ranks:
-        return [Suggestion(one.name, "", f"{setting.ranks} ranks do not divide its {inner} features") for one in (*ups, down)]
+        return [
+            Suggestion(one.name, "", f"{setting.ranks} ranks do not divide its {inner} features")
+            for one in (*ups, down)
+        ]
     confidence: Confidence = "certain" if len(ups) == 2 and known else "likely"
     reason += f"; {inner} is {known}" if known else ""
     return [*(divided(up, "out", reason, confidence) for up in ups), divided(down, "in", reason, confidence)]

@@ -7,7 +7,7 @@ from math import prod
 
 from manifests.manifest import Rule
 from reshard.plans import Matcher
-from reshard.proposing.proposal import ProposedRule, Proposal, Suggestion, Whole
+from reshard.proposing.proposal import Proposal, ProposedRule, Suggestion, Whole
 
 UNKNOWN = "not a linear layer of a known group"
 
@@ -25,7 +25,9 @@ def merge_suggestions(
     matcher = Matcher(Rule(pattern, "") for pattern in rules)
     counts = Counter(rule.pattern for name in takers if (rule := matcher.find(name)))
     proposed = tuple(
-        ProposedRule(pattern, one.style or "replicate", one.layout, one.dim, one.confidence, one.reason, counts[pattern])
+        ProposedRule(
+            pattern, one.style or "replicate", one.layout, one.dim, one.confidence, one.reason, counts[pattern]
+        )
         for pattern, one in rules.items()
     )
     attributes = {pattern: dict(one.attributes) for pattern, one in rules.items() if one.attributes}
@@ -74,10 +76,14 @@ def _whole(suggestions: Mapping[str, Suggestion], shapes: Mapping[str, tuple[int
     sums: Counter[tuple[str, str]] = Counter()
     for name, shape in shapes.items():
         suggestion = suggestions.get(name) or suggestions.get(name.rpartition(".")[0])
-        if suggestion is not None and suggestion.style and suggestion.style != "moe_tp_experts":
+        guessed = suggestion is not None and suggestion.confidence == "guess"
+        if suggestion is not None and suggestion.style not in ("", "moe_tp_experts") and not guessed:
             continue
-        reason = UNKNOWN if suggestion is None or suggestion.style else suggestion.reason
-        if len(shape) < 2 and (suggestion is None or suggestion.style):
-            reason = "a vector"
+        if guessed:
+            reason = "a guess, which is a comment above"
+        elif suggestion is None or suggestion.style:
+            reason = UNKNOWN if len(shape) > 1 else "a vector"
+        else:
+            reason = suggestion.reason
         sums[starred(name), reason] += prod(shape)
     return tuple(Whole(pattern, reason, numel) for (pattern, reason), numel in sums.most_common())

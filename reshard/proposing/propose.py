@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from manifests.dtypes import BITS
 from reshard.model import RuntimeTensor
 from reshard.proposing.alone import suggest_alone, suggest_outside
 from reshard.proposing.experts import suggest_experts
@@ -25,8 +26,8 @@ def propose(tensors: Mapping[str, RuntimeTensor], config: Mapping[str, Any], ran
     """
     used = {name: tensor for name, tensor in tensors.items() if not tensor.unused}
     shapes = {name: tensor.shape for name, tensor in used.items()}
-    survey = Survey(shapes, config, ranks)
-    return merge_suggestions(survey.suggest(), shapes, ranks)
+    nbytes = {name: BITS.get(tensor.dtype, 8) // 8 for name, tensor in used.items()}
+    return merge_suggestions(Survey(shapes, nbytes, config, ranks).suggest(), shapes, ranks)
 
 
 class Survey:
@@ -37,8 +38,15 @@ class Survey:
         lists: The width of every list of blocks.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], ranks: int) -> None:
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        nbytes: Mapping[str, int],
+        config: Mapping[str, Any],
+        ranks: int,
+    ) -> None:
         self._shapes = shapes
+        self._nbytes = nbytes
         self._root = build_tree(shapes)
         self._linears = find_linears(self._root)
         self._config = config
@@ -77,7 +85,7 @@ class Survey:
         if width is None:
             return rest
         setting = self._setting(module, rest, width)
-        experts = suggest_experts(module, setting, 4)
+        experts = suggest_experts(module, setting, self._nbytes)
         self._stacked.update(self._shapes[one.name][0] for one in experts if one.name in self._shapes)
         if experts or sum(len(shape) == 3 for shape in module.own.values()) > 1:
             self._chosen.add(module.name.rpartition(".")[0] if module.own else module.name)
@@ -114,7 +122,9 @@ class Survey:
         """Return which linear layers the modules of a name have in them, of names that differ in numbers only."""
         layers: dict[str, set[frozenset[str]]] = defaultdict(set)
         for module in self._root.walk():
-            inside = [inner.name.removeprefix(f"{module.name}.") for inner in module.walk() if inner.name in self._linears]
+            inside = [
+                inner.name.removeprefix(f"{module.name}.") for inner in module.walk() if inner.name in self._linears
+            ]
             layers[starred(module.name)].add(frozenset(inside))
         return layers
 

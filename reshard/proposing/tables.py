@@ -60,7 +60,10 @@ def _pair(tables: list[Linear], lists: Sequence[str]) -> list[Suggestion]:
         heads = [one for one in tables if one.name.rpartition(".")[2] in OUTPUT_NAMES]
         why = "its name says so"
     if len(tables) != 2 or len(heads) != 1:
-        return [_whole(one, f"one of {len(tables)} tables of {one.out} words; which is which is not known") for one in tables]
+        return [
+            _whole(one, f"one of {len(tables)} tables of {one.out} words; which is which is not known")
+            for one in tables
+        ]
     (embedding,) = [one for one in tables if one is not heads[0]]
     return [_embedding(embedding, f"the other of two tables of {embedding.out} words"), _output(heads[0], why)]
 
