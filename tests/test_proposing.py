@@ -396,5 +396,5 @@ def test_ranks_with_a_proposed_plan_compute_what_one_process_does(with_config: b
 def test_a_scrambled_configuration_tells_nothing() -> None:
     config = scramble_config({"num_heads": 4, "text_config": {"hidden_size": 64}})
     assert "num_heads" not in config
-    assert list(config.values())[0] == 4
+    assert next(iter(config.values())) == 4
     assert "hidden_size" not in str(config)

@@ -56,7 +56,7 @@ class Survey:
         self._closed: set[str] = set()
         self._blocks: set[str] = set()
         self._stacked: set[int] = set()
-        self._chosen: set[str] = set()
+        self._mixtures: set[str] = set()
         self._layers = self._find_layers()
         self.suggestions: dict[str, Suggestion] = {}
         self.lists: dict[str, int] = {}
@@ -88,7 +88,7 @@ class Survey:
         experts = suggest_experts(module, setting, self._nbytes)
         self._stacked.update(self._shapes[one.name][0] for one in experts if one.name in self._shapes)
         if experts or sum(len(shape) == 3 for shape in module.own.values()) > 1:
-            self._chosen.add(module.name.rpartition(".")[0] if module.own else module.name)
+            self._mixtures.add(module.name.rpartition(".")[0] if module.own else module.name)
         self._take(experts)
         group = find_group(module, rest, setting) if rest else None
         if group is None:
@@ -106,7 +106,7 @@ class Survey:
             parent = self._parent(linear)
             experts = frozenset({*self._numbers.experts, *self._stacked})
             setting = self._setting(parent, [linear], width)
-            chooses = any(linear.name.startswith(f"{module}.") for module in self._chosen)
+            chooses = any(linear.name.startswith(f"{module}.") for module in self._mixtures)
             self._take([suggest_alone(linear, parent, setting, experts, chooses=chooses)])
 
     def _parent(self, linear: Linear) -> Module:
