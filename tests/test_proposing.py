@@ -116,6 +116,12 @@ def test_features_that_are_looked_at_together() -> None:
     assert set(styles(proposal).values()) == {"colwise_gather_output", "rowwise_split_input"}
 
 
+def test_features_that_may_be_heads() -> None:
+    proposal = of_blocks(GATED, config={**CONFIG, "intermediate_size": 48, "num_attention_heads": 5, "head_dim": 32})
+    assert set(styles(proposal).values()) == {"colwise_gather_output", "rowwise_split_input"}
+    assert "160 is as wide as all heads" in proposal.rules[0].reason
+
+
 def test_one_fused_layer_has_an_order_that_shapes_do_not_show() -> None:
     fused = {"n.weight": (64,), "m.gu.weight": (320, 64), "m.d.weight": (64, 160)}
     assert styles(of_blocks(fused)) == {"m.gu": "colwise_gather_output", "m.d": "rowwise_split_input"}

@@ -92,12 +92,8 @@ def _feed_forward(sides: Sides, setting: Setting) -> list[Suggestion] | None:
     shapes = " and ".join(f"{_last(up.name)} {width}->{up.out}" for up in ups)
     reason = f"{shapes} into {_last(down.name)} {inner}->{width}: the only layers of their module"
     known = setting.numbers.inner.get(inner)
-    if beside := setting.beside():
-        return [*_gathered([*ups, down], setting, f"{reason}, but {beside} may be over their features")]
-    if setting.numbers.mixing:
-        return [*_gathered([*ups, down], setting, f"{reason}, but {setting.numbers.mixing} may look at all features")]
-    if len(ups) == 1 and not (known and setting.outermost):
-        return [*_gathered([*ups, down], setting, f"{reason}, but what is between may be met by something whole")]
+    if doubt := _doubt_features(len(ups), inner, setting):
+        return [*_gathered([*ups, down], setting, f"{reason}, but {doubt}")]
     if inner % setting.ranks:
         return [
             Suggestion(one.name, "", f"{setting.ranks} ranks do not divide its {inner} features")
@@ -106,6 +102,22 @@ def _feed_forward(sides: Sides, setting: Setting) -> list[Suggestion] | None:
     confidence: Confidence = "certain" if len(ups) == 2 and known else "likely"
     reason += f"; {inner} is {known}" if known else ""
     return [*(divided(up, "out", reason, confidence) for up in ups), divided(down, "in", reason, confidence)]
+
+
+def _doubt_features(ups: int, inner: int, setting: Setting) -> str:
+    """Return why the features of a feed-forward module are better not divided, or ""."""
+    numbers = setting.numbers
+    if beside := setting.beside():
+        return f"{beside} may be over their features"
+    if numbers.mixing:
+        return f"{numbers.mixing} may look at all features"
+    if ups == 1 and not (inner in numbers.inner and setting.outermost):
+        return "what is between may be met by something whole"
+    if inner not in numbers.inner and any(
+        inner == heads * width for heads in numbers.heads for width in numbers.head_dims
+    ):
+        return f"{inner} is as wide as all heads"
+    return ""
 
 
 def _attention(module: Module, sides: Sides, setting: Setting) -> list[Suggestion] | None:
@@ -122,7 +134,7 @@ def _attention(module: Module, sides: Sides, setting: Setting) -> list[Suggestio
         return [*_gathered(four, setting, counted)]
     heads, kv_heads, named = counted
     width = query.out // heads
-    if doubt := _doubt(heads, kv_heads, width, setting):
+    if doubt := _doubt_heads(heads, kv_heads, width, setting):
         return [*_gathered(four, setting, f"attention, but {doubt}")]
     reason = (
         f"{heads} heads of {width} ({named}), {kv_heads} of keys and values; "
@@ -138,7 +150,7 @@ def _attention(module: Module, sides: Sides, setting: Setting) -> list[Suggestio
     ]
 
 
-def _doubt(heads: int, kv_heads: int, width: int, setting: Setting) -> str:
+def _doubt_heads(heads: int, kv_heads: int, width: int, setting: Setting) -> str:
     """Return why the heads of an attention are better not divided, or ""."""
     if beside := setting.beside(width):
         return f"what {beside} does to its heads is not known"
