@@ -503,7 +503,7 @@ def test_help():
     result = reshard("--help")
     assert result.exit_code == 0
     text = result.stdout.splitlines()
-    assert len(text) <= 50
+    assert len(text) <= 60
     assert text[0] == "Usage: reshard MODEL --tp N [-o OUT] [OPTIONS] | COMMAND ..."
     for option in main.commands["split"].params[1:]:
         assert max(option.opts, key=len) in result.stdout
