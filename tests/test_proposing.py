@@ -7,6 +7,7 @@ of them is run again, and all with ``FULL=1``.
 
 import json
 import os
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 from torch import zeros
 
 from manifests.errors import PlanError
-from reshard import plan, propose, split
+from reshard import check, plan, propose, split
 from reshard.cli import main
 from reshard.model import RuntimeTensor
 from reshard.options import Options
@@ -29,6 +30,8 @@ from reshard.proposing import propose as propose_for
 from reshard.resolving import resolve_model
 from reshard.sources.checkpoint import open_checkpoint
 from reshard.sources.folder import LocalFolder
+from tests.test_docs import run
+from tests.test_real_models import model_folder
 from tools.proposals import (
     DRAWN,
     RECORDED,
@@ -48,6 +51,7 @@ CONFIG = {
     "intermediate_size": 160,
     "vocab_size": 90,
 }
+PAGE = (Path(__file__).parent.parent / "docs" / "auto.md").read_text()
 FULL = bool(os.environ.get("FULL"))
 SAMPLE = ("cohere", "falcon", "glm_moe_dsa", "t5gemma", "yoso")
 Shapes = Mapping[str, tuple[int, ...]]
@@ -313,6 +317,14 @@ def test_a_file_says_what_the_proposal_is(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
+    (tmp_path / "smollm2").symlink_to(model_folder("smollm2"))
+    ((command, output),) = [block.split("\n", 1) for block in re.findall(r"```console\n\$ (.*?)```", PAGE, re.DOTALL)]
+    assert run(command, tmp_path) == output
+    ((shown),) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert shown in (tmp_path / "smollm2-tp3-plan.toml").read_text()
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model of no class."""
@@ -325,10 +337,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_split_by_a_proposal_is_refused_and_the_plan_left(checkpoint: Path) -> None:
-    run = CliRunner().invoke(main, [str(checkpoint), "--tp", "2", "--plan", "auto"])
+    done = CliRunner().invoke(main, [str(checkpoint), "--tp", "2", "--plan", "auto"])
     file = checkpoint.with_name("new-tp2-plan.toml")
-    assert run.exit_code == PlanError.exit_code
-    assert f"reshard check {checkpoint} --tp 2 --plan {file}; then split with --plan {file}" in run.stderr
+    assert done.exit_code == PlanError.exit_code
+    assert f"reshard check {checkpoint} --tp 2 --plan {file}; then split with --plan {file}" in done.stderr
     assert not checkpoint.with_name("new-tp2").exists()
     assert file.read_text() == format_plan(propose(checkpoint, tp=2), str(checkpoint))
     again = CliRunner().invoke(main, [str(checkpoint), "--tp", "2", "--plan", "auto"])
@@ -351,8 +363,8 @@ def test_the_library_refuses_as_well(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_the_proposal_is_printed(checkpoint: Path) -> None:
-    run = CliRunner().invoke(main, ["plan", str(checkpoint), "--tp", "2", "--plan", "auto"])
-    assert (run.exit_code, run.stdout) == (0, format_plan(propose(checkpoint, tp=2), str(checkpoint)))
+    done = CliRunner().invoke(main, ["plan", str(checkpoint), "--tp", "2", "--plan", "auto"])
+    assert (done.exit_code, done.stdout) == (0, format_plan(propose(checkpoint, tp=2), str(checkpoint)))
     facts = json.loads(
         CliRunner().invoke(main, ["plan", str(checkpoint), "--tp", "2", "--plan", "auto", "--json"]).stdout
     )
@@ -360,6 +372,13 @@ def test_the_proposal_is_printed(checkpoint: Path) -> None:
     assert facts["document"] == propose(checkpoint, tp=2).document
     dry = CliRunner().invoke(main, [str(checkpoint), "--tp", "2", "--plan", "auto", "--dry-run"])
     assert (dry.exit_code, "the plan proposed for tp 2" in dry.stdout) == (0, True)
+
+
+def test_check_proves_a_proposal_for_a_type_without_a_plan(work: Path) -> None:
+    model = make_model(case_of("gpt2", 2), work)
+    facts = check(model, tp=2, plan="auto")
+    assert (facts["right"], facts["plan"]) == (True, "the plan proposed for tp 2")
+    assert facts["collectives"] == {"allreduce": 4, "allgather_base": 4}
 
 
 RECORDS: dict[str, dict[str, dict[str, Any]]] = json.loads(RECORDED.read_text())

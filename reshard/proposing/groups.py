@@ -246,7 +246,7 @@ def divided(linear: Linear, side: str, reason: str, confidence: Confidence, layo
         return Suggestion(linear.name, style, reason, confidence, layout)
     reason += "; its bias says that the weight is (in, out), so it is a Conv1D, which keeps its outputs in nf"
     attributes = (("nf", f"{linear.out} / tp"),) if side == "out" else ()
-    return Suggestion(linear.name, style, reason, confidence, layout, 1 if side == "out" else 0, attributes)
+    return Suggestion(linear.name, style, reason, "likely", layout, 1 if side == "out" else 0, attributes)
 
 
 def _last(name: str, parts: int = 1) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reshard.proposing.numbers import Numbers
-from reshard.proposing.proposal import Suggestion
+from reshard.proposing.proposal import Confidence, Suggestion
 from reshard.proposing.tree import Linear
 
 EMBEDDING_NAMES = frozenset({"embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings", "embeddings"})
@@ -77,9 +77,9 @@ def _embedding(table: Linear, why: str) -> Suggestion:
 
 
 def _output(table: Linear, why: str) -> Suggestion:
-    confidence = "certain" if table.biased else "likely"
+    confidence: Confidence = "certain" if table.biased else "likely"
     reason = f"output layer {table.into}->{table.out}: {why}"
-    return Suggestion(table.name, "colwise_gather_output", reason, confidence)  # type: ignore[arg-type]
+    return Suggestion(table.name, "colwise_gather_output", reason, confidence)
 
 
 def _whole(table: Linear, reason: str) -> Suggestion:
