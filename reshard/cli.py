@@ -177,7 +177,7 @@ def split(
         quiet = _hush(click.get_current_context(), None, True)
     out = out if out is not None else default_output(model, tp, chosen["subfolder"])
     planned = splitting.plan(model, tp=tp, **chosen)
-    if planned.options.proposes and not dry_run:
+    if planned.options.proposes and not dry_run and not processes.follows:
         from reshard.proposing.offering import leave_plan
 
         leave_plan(model, tp, write_plan or out.with_name(f"{out.name}-plan.toml"), force=force, **chosen)

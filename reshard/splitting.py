@@ -107,6 +107,7 @@ def carry_out(
     Raises:
         CheckpointError: The source cannot be read, or changed while it was read.
         OutputError: The destination exists, lacks space, or cannot be written.
+        PlanError: The plan is one that is proposed.
     """
     refuse_unproved(planned.options, planned.checkpoint.folder.label)
     folder = planned.checkpoint.folder

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from reshard.proposing.numbers import Numbers
 from reshard.proposing.proposal import Confidence, Suggestion
-from reshard.proposing.tree import Linear, Module
+from reshard.proposing.tree import Linear
 
 OUTPUT_NAMES = frozenset({"o_proj", "out_proj", "o", "wo", "to_out", "out_lin", "c_proj", "linear_proj"})
 QUERY_NAMES = frozenset({"q_proj", "q", "wq", "query", "to_q", "q_lin"})
@@ -71,12 +71,12 @@ def sort_sides(linears: Sequence[Linear], width: int) -> Sides:
     return sides
 
 
-def find_group(module: Module, linears: Sequence[Linear], setting: Setting) -> list[Suggestion] | None:
+def find_group(linears: Sequence[Linear], setting: Setting) -> list[Suggestion] | None:
     """Return what the layers of a module should have if they are a group; None if they are not one that is known."""
     sides = sort_sides(linears, setting.width)
     if sides.others:
         return None
-    return _feed_forward(sides, setting) or _attention(module, sides, setting)
+    return _feed_forward(sides, setting) or _attention(sides, setting)
 
 
 def _feed_forward(sides: Sides, setting: Setting) -> list[Suggestion] | None:
@@ -120,7 +120,7 @@ def _doubt_features(ups: int, inner: int, setting: Setting) -> str:
     return ""
 
 
-def _attention(module: Module, sides: Sides, setting: Setting) -> list[Suggestion] | None:
+def _attention(sides: Sides, setting: Setting) -> list[Suggestion] | None:
     """Queries, keys, values and the output."""
     four = [*sides.expanding, *sides.contracting, *sides.keeping]
     if len(four) != 4 or len(sides.contracting) > 1 or any(linear.turned is None for linear in four):
@@ -182,14 +182,10 @@ def _find_roles(sides: Sides, setting: Setting) -> tuple[Linear, Linear, Linear,
 
 
 def _square_output(squares: list[Linear], others: list[Linear]) -> Linear | None:
-    """Return the output layer among square ones: by where it is, by its bias, or by its name."""
-    if len(squares) + len(others) != 4 or len(squares) not in (2, 4):
+    """Return the output layer of two square ones: that whose bias is unlike that of keys and values, or by its name."""
+    if len(squares) != 2 or len(others) != 2:
         return None
-    parents = [one.name.rpartition(".")[0] for one in (*squares, *others)]
-    apart = [one for one in squares if parents.count(one.name.rpartition(".")[0]) == 1]
-    if len(apart) == 1 and len(set(parents)) == 2:
-        return apart[0]
-    if len(others) == 2 and others[0].biased == others[1].biased:
+    if others[0].biased == others[1].biased:
         unlike = [one for one in squares if one.biased != others[0].biased]
         if len(unlike) == 1:
             return unlike[0]

@@ -90,7 +90,7 @@ class Survey:
         if experts or sum(len(shape) == 3 for shape in module.own.values()) > 1:
             self._mixtures.add(module.name.rpartition(".")[0] if module.own else module.name)
         self._take(experts)
-        group = find_group(module, rest, setting) if rest else None
+        group = find_group(rest, setting) if rest else None
         if group is None:
             return rest
         self._take(group)
