@@ -167,6 +167,9 @@ def _find_roles(sides: Sides, setting: Setting) -> tuple[Linear, Linear, Linear,
         (output,) = sides.contracting
         queries = [one for one in (*sides.expanding, *sides.keeping) if one.out == output.into]
         others = [one for one in (*sides.expanding, *sides.keeping) if one not in queries]
+    elif len(sides.keeping) == 4:
+        # Which is which matters only where heads are divided; of as many keys as queries they are not.
+        return sides.keeping[0], sides.keeping[1], sides.keeping[2], sides.keeping[3]
     else:
         queries, others = sides.keeping, sides.expanding
         chosen = _square_output(queries, others)
