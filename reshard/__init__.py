@@ -2,6 +2,7 @@
 
     plan, split     decide a split; make it
     verify, merge   prove it whole; take it apart again
+    propose         a plan for a model that has none, from its names and shapes
     check           run it beside one process, and name the first module that differs
     pipelines       the same for a pipeline of diffusers
 
@@ -16,12 +17,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "check": "reshard.checks.checking",
     "plan": "reshard.splitting",
+    "propose": "reshard.proposing.offering",
     "split": "reshard.splitting",
     "verify": "reshard.verifying",
     "merge": "reshard.merging",
 }
 
-__all__ = ["__version__", "check", "merge", "plan", "split", "verify"]
+__all__ = ["__version__", "check", "merge", "plan", "propose", "split", "verify"]
 
 
 def __dir__() -> list[str]:

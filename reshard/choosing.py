@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manifests.errors import PlanError
 from manifests.expression import Lookup
@@ -24,6 +24,9 @@ from reshard.plans import Matcher, Plan, anchor_rules
 from reshard.recipes import recipe
 from reshard.sizes import scoped_sizes
 from reshard.sources.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from reshard.proposing import Proposal
 
 
 def choose_architecture(checkpoint: Checkpoint, options: Options) -> Architecture | None:
@@ -60,10 +63,12 @@ def choose_plan(
     tensors: Mapping[str, RuntimeTensor],
     ties: Mapping[str, str],
     options: Options,
+    world_size: int,
 ) -> Plan:
     """Return the plan that was given, or the built-in one, with its rules under the names of these tensors.
 
-    The built-in one speaks of the running model's tensors.
+    The built-in one speaks of the running model's tensors. One that is proposed (`reshard.proposing`) knows nothing of
+    what the catalogue has.
 
     Raises:
         PlanError: There is none, or it is malformed, or it fits only the names of the other layout.
@@ -74,6 +79,10 @@ def choose_plan(
             raise PlanError(_no_plan(checkpoint))
         _check_parts(architecture, checkpoint)
         return built_in_plan(architecture, options.plan_source)
+    if options.proposes:
+        from reshard.proposing import propose
+
+        return proposed_plan(propose(tensors, checkpoint.config, world_size), checkpoint.folder.label)
     given = (
         build_plan(dict(options.plan), "plan") if isinstance(options.plan, Mapping) else read_plan(Path(options.plan))
     )
@@ -96,6 +105,22 @@ def describe_missing_plan(config: Mapping[str, Any]) -> str:
     if not model_type and (name := config.get("_class_name")):
         return f"no built-in plan for the class {name!r} of diffusers"
     return f"no built-in plan for the model type {model_type!r}" if model_type else "no model_type in config.json"
+
+
+def proposed_plan(proposal: "Proposal", label: str) -> Plan:
+    """Return the plan that is proposed for a model.
+
+    Raises:
+        PlanError: No rule is proposed.
+    """
+    if not proposal.document["plan"]:
+        most = proposal.whole[0]
+        raise PlanError(
+            f"{label}: no rule can be proposed for tp {proposal.world_size}; most of the model is {most.pattern}: "
+            f"{most.reason}"
+        )
+    plan = build_plan(proposal.document, f"the plan proposed for tp {proposal.world_size}")
+    return plan._replace(sizes=default_sizes())
 
 
 def _no_plan(checkpoint: Checkpoint) -> str:

@@ -47,7 +47,7 @@ _hub_options = options(
     click.option("--variant", metavar="NAME", default="", help="Variant in the files' names, such as fp16."),
 )
 _plan_options = options(
-    click.option("--plan", type=_PATH, metavar="FILE", help="Plan of your own, TOML or JSON."),
+    click.option("--plan", type=_PATH, metavar="FILE", help="Plan of your own, TOML or JSON; auto proposes one."),
     click.option(
         "--plan-source",
         type=click.Choice(["reshard", "transformers"]),
@@ -111,6 +111,7 @@ main.add_command(cache_cli.cache)
 @click.option("-o", "--out", type=_PATH, metavar="OUT", help="Folder to make; MODEL-tpN if not given.")
 @cache_cli.cache_option
 @click.option("--dry-run", is_flag=True, help="Only tell what each rank will hold.")
+@click.option("--write-plan", type=_PATH, metavar="FILE", help="Where --plan auto writes; OUT-plan.toml if not given.")
 @_force
 @_resume
 @_plan_options
@@ -124,6 +125,7 @@ def split(
     out: Path | None,
     cache: Path | None,
     dry_run: bool,
+    write_plan: Path | None,
     force: bool,
     resume: bool,
     jobs: int,
@@ -148,6 +150,11 @@ def split(
     planned = splitting.plan(model, tp=tp, **chosen)
     name = entry_name(model, planned)
     out = out or (cache / name if cache is not None else default_output(model, tp, chosen["subfolder"]))
+    if planned.options.proposes and not dry_run and not processes.follows:
+        from reshard.proposing.offering import leave_plan
+
+        beside = default_output(model, tp, chosen["subfolder"])
+        leave_plan(model, tp, write_plan or beside.with_name(f"{beside.name}-plan.toml"), force=force, **chosen)
     facts = {"out": str(out), **report.build_split(planned)}
     if dry_run:
         print_result(facts, lines.format_split(facts), as_json=as_json)
@@ -181,6 +188,13 @@ def plan(model: str, tp: int, program: bool, quiet: bool, as_json: bool, **chose
     from reshard import lines, report, splitting
 
     planned = splitting.plan(model, tp=tp, **chosen)
+    if planned.options.proposes and not program:
+        from reshard.proposing.offering import build_facts, propose
+        from reshard.proposing.writing import format_plan
+
+        proposal = propose(model, tp=tp, **chosen)
+        print_result(build_facts(proposal), [format_plan(proposal, model).rstrip()], as_json=as_json)
+        return
     facts = report.build_plan(planned)
     if program:
         facts["copies"] = [*report.build_copies(planned)]

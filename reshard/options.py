@@ -9,13 +9,15 @@ from reshard.casting import DTYPES
 from reshard.catalogue import PLAN_SOURCES
 
 LAYOUTS = ("runtime", "checkpoint")
+AUTO = "auto"
+"""In place of a plan: one is proposed."""
 
 
 class Options(NamedTuple):
     """What a caller may choose.
 
     Attributes:
-        plan: A plan file, the content of one, or None for the built-in plan.
+        plan: A plan file, the content of one, "auto" for a proposed one, or None for the built-in plan.
         plan_source: Whose built-in plan: "reshard" or "transformers".
         layout: "runtime" for the names and layout of the running model, "checkpoint" for the stored ones.
         revision: Of a hub id.
@@ -39,6 +41,24 @@ class Options(NamedTuple):
     drop_unused: bool = False
     experts: int = 1
     dtype: str = ""
+
+    @property
+    def proposes(self) -> bool:
+        """Whether the plan is one that is proposed, which is for looking at and for checking, not for splitting."""
+        return not isinstance(self.plan, Mapping) and str(self.plan) == AUTO
+
+
+def refuse_unproved(options: Options, label: str) -> None:
+    """Refuse to run a plan that is proposed and that nothing has proved.
+
+    Raises:
+        PlanError: The plan is one that is proposed.
+    """
+    if options.proposes:
+        raise PlanError(
+            f"{label}: a plan that is proposed is not run unproved; write it to a file "
+            "(`reshard plan MODEL --tp N --plan auto`), check it (`reshard check`), and give the file"
+        )
 
 
 def check_options(options: Options) -> None:

@@ -125,7 +125,7 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     if pulled:
         tensors = in_stored_order(tensors, stored)
     ties = find_ties(checkpoint, architecture, tensors, options)
-    plan = choose_plan(checkpoint, architecture, tensors, ties, options)
+    plan = choose_plan(checkpoint, architecture, tensors, ties, options, world_size)
     model = RunningModel(tensors, model_sizes(plan, checkpoint, architecture), ties, _scale_blocks(checkpoint))
     resolution = placing.resolve(model, plan, world_size, options.experts)
     if world_size > MAX_RANKS:

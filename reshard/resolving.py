@@ -9,7 +9,7 @@ from manifests.header import StoredTensor
 from reshard import placing
 from reshard.choosing import choose_architecture, choose_plan
 from reshard.model import Model, RuntimeTensor
-from reshard.options import Options
+from reshard.options import Options, refuse_unproved
 from reshard.placing import Resolution, check_degree
 from reshard.planning import model_sizes
 from reshard.plans import Plan
@@ -54,11 +54,12 @@ def resolve_model(
     """
     check_degree(world_size, experts)
     options = Options(plan=plan, plan_source=plan_source, experts=experts)
+    refuse_unproved(options, label)
     stored = {name: SourceTensor(0, StoredTensor(dtype, shape, 0, 0)) for name, (dtype, shape) in tensors.items()}
     checkpoint = Checkpoint(_Memory(label), (), stored, "", config, (), ())
     runtime = {name: RuntimeTensor(dtype, shape) for name, (dtype, shape) in tensors.items()}
     architecture = choose_architecture(checkpoint, options)
-    chosen = choose_plan(checkpoint, architecture, runtime, ties, options)
+    chosen = choose_plan(checkpoint, architecture, runtime, ties, options, world_size)
     model = Model(runtime, model_sizes(chosen, checkpoint, architecture), ties)
     return ResolvedModel(chosen, placing.resolve(model, chosen, world_size, experts))
 

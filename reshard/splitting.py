@@ -16,7 +16,7 @@ from reshard.collecting import without_collector
 from reshard.engine import Hashes, run_program
 from reshard.engine.limits import BUDGET_NBYTES
 from reshard.movetable import targets_of
-from reshard.options import Options
+from reshard.options import Options, refuse_unproved
 from reshard.planning import SplitPlan, default_output, locate, plan_split
 from reshard.program import Program
 from reshard.publishing.destination import check_apart, check_destination
@@ -109,7 +109,9 @@ def carry_out(
     Raises:
         CheckpointError: The source cannot be read, or changed while it was read.
         OutputError: The destination exists, lacks space, or cannot be written.
+        PlanError: The plan is one that is proposed.
     """
+    refuse_unproved(planned.options, planned.checkpoint.folder.label)
     folder = planned.checkpoint.folder
     if isinstance(folder, LocalFolder):
         check_apart(out, folder.path)

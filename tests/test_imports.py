@@ -61,6 +61,7 @@ def test_the_package_offers_its_functions_when_they_are_asked_for() -> None:
         "check": "check",
         "merge": "merge",
         "plan": "plan",
+        "propose": "propose",
         "split": "split",
         "verify": "verify",
     }

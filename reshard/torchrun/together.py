@@ -18,6 +18,7 @@ import msgspec
 from manifests.errors import CheckpointError, ManifestError, OutputError, ReshardError
 from manifests.manifest import read_manifest
 from reshard.engine import Hashes
+from reshard.options import refuse_unproved
 from reshard.planning import SplitPlan, plan_split
 from reshard.publishing.destination import check_apart, check_destination
 from reshard.publishing.renaming import publish
@@ -68,9 +69,11 @@ def carry_out(
     Raises:
         CheckpointError: The source cannot be read, changed while it was read, or is another one for another process.
         OutputError: The destination exists, lacks space, or cannot be written.
+        PlanError: The plan is one that is proposed.
         ReshardError: Another process failed, with its exit code, or does not come.
     """
     folder = planned.checkpoint.folder
+    refuse_unproved(planned.options, folder.label)
     if isinstance(folder, LocalFolder):
         check_apart(out, folder.path)
     if not processes.follows:

@@ -26,7 +26,8 @@ class Case(NamedTuple):
         name: Its name, also of its folder.
         model_type: Of the tiny model.
         kind: "run" compares logits and tokens with one process; "peer" does so for transformers' own tensor
-            parallelism; "shards" compares the tensors of a split with those that transformers' ranks hold.
+            parallelism; "shards" compares the tensors of a split with those that transformers' ranks hold; "given" is
+            "run" of a split that is there.
         experts: Over how many ranks experts are divided.
         plan_source: Whose plan the split follows.
         values: Of the configuration, beside the tiny ones.

@@ -120,7 +120,7 @@ def prepare_split(case: Case, work: Path, world_size: int, model: Outcome) -> Ou
 
     if model["error"]:
         return model
-    if case.kind != "peer":
+    if case.kind not in ("peer", "given"):
         progress["stage"] = "split"
         options = {"experts": case.experts} if case.experts > 1 else {}
         source, target = work / "models" / case.model_name, work / "splits" / case.name
@@ -258,7 +258,7 @@ def fits(shard: Any, name: str, peer: torch.Tensor) -> bool:
     return mine.dtype == peer.dtype and torch.equal(mine, peer)
 
 
-KINDS = {"run": run, "peer": run_peer, "shards": compare_shards}
+KINDS = {"run": run, "given": run, "peer": run_peer, "shards": compare_shards}
 
 
 if __name__ == "__main__":
