@@ -143,7 +143,7 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     key = _key(checkpoint, resolution, kept, world_size, options)
     files = plan_files(kept, world_size, key, FileOptions(options.self_contained, options.max_file_nbytes))
     program = _program(checkpoint, kept, files)
-    check_program(program, [file.nbytes for file in files], [len(file.header) for file in files])
+    check_program(program, [file.nbytes for file in files], [file.data_offset for file in files])
     return SplitPlan(
         checkpoint=checkpoint,
         model=_model_of(checkpoint, architecture, options, loadable=loadable),

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
+import xxhash
+
 from manifests.belonging import belonging
 from manifests.dtypes import atom, nbytes
 from manifests.header import DATA_ALIGNMENT, StoredTensor, encode_columns
@@ -51,7 +53,9 @@ class PlannedFile(NamedTuple):
     Attributes:
         name: Its name.
         owners: The ranks that open it.
-        header: All bytes before its data.
+        metadata: The ``__metadata__`` of its header.
+        data_offset: Where its data starts, in bytes from its start.
+        digest: xxh3-128 of the header's text.
         names: The tensors that it holds parts of, in order.
         shards: The parts.
         ends: Where each ends, in bytes from the start of the data.
@@ -59,7 +63,9 @@ class PlannedFile(NamedTuple):
 
     name: str
     owners: tuple[int, ...]
-    header: bytes
+    metadata: Mapping[str, str]
+    data_offset: int
+    digest: str
     names: Sequence[str]
     shards: Sequence[Shard]
     ends: Sequence[int]
@@ -67,7 +73,11 @@ class PlannedFile(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of the whole file."""
-        return len(self.header) + self.data_nbytes
+        return self.data_offset + self.data_nbytes
+
+    def encode(self) -> bytes:
+        """Return all bytes before its data, which are many and needed once."""
+        return _encode(self.names, self.shards, self.ends, self.metadata)
 
     @property
     def data_nbytes(self) -> int:
@@ -78,7 +88,7 @@ class PlannedFile(NamedTuple):
     def places(self) -> FilePlaces:
         """Where the parts lie."""
         begins = chain((0,), self.ends)
-        return FilePlaces(self.owners[0] if self.owners else 0, self.names, (len(self.header) + at for at in begins))
+        return FilePlaces(self.owners[0] if self.owners else 0, self.names, (self.data_offset + at for at in begins))
 
     @property
     def tensors(self) -> dict[str, StoredTensor]:
@@ -201,6 +211,11 @@ def build_file(
         order = sorted(range(len(shards)), key=lambda position: orders[id(shards[position])])
         names, shards = [names[position] for position in order], [shards[position] for position in order]
     ends = array("Q", accumulate([shard.nbytes for shard in shards]))
-    types = {key: (shard.dtype, shard.shape) for key, shard in different.items()}
-    header = encode_columns(names, (types[id(shard)] for shard in shards), ends, metadata, DATA_ALIGNMENT)
-    return PlannedFile(name, owners, header, names, shards, ends)
+    header = _encode(names, shards, ends, metadata)
+    digest = xxhash.xxh3_128_hexdigest(memoryview(header)[8:])
+    return PlannedFile(name, owners, metadata, len(header), digest, names, shards, ends)
+
+
+def _encode(names: Sequence[str], shards: Sequence[Shard], ends: Sequence[int], metadata: Mapping[str, str]) -> bytes:
+    types = ((shard.dtype, shard.shape) for shard in shards)
+    return encode_columns(names, types, ends, metadata, DATA_ALIGNMENT)

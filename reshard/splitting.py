@@ -177,8 +177,10 @@ def write_files(
         OutputError: A file cannot be written.
     """
     files = {file.name: file for file in planned.files}
-    sized = {name: (files[name].header, files[name].nbytes) for name in program.output_files}
-    paths = prepare(folder, sized, journal)
+    # The headers are not kept while the bytes move.
+    paths = prepare(
+        folder, {name: (files[name].encode(), files[name].nbytes) for name in program.output_files}, journal
+    )
     places = {file.name: file.path for file in planned.checkpoint.files if file.path is not None}
     sources = [places[name] for name in program.input_files]
     report = counted(progress, program.nbytes_read)
@@ -278,8 +280,8 @@ def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str])
                 name=file.name,
                 owners=file.owners,
                 nbytes=file.nbytes,
-                data_offset=len(file.header),
-                header=xxhash.xxh3_128_hexdigest(file.header[8:]),
+                data_offset=file.data_offset,
+                header=file.digest,
                 tensors=Extents(file.names, [shard.nbytes for shard in file.shards], tiles),
             )
             for file, tiles in zip(planned.files, _tiles_of_files(planned, hashes), strict=True)
