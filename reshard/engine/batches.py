@@ -17,7 +17,7 @@ from reshard.engine.boxes import Cutter, Grain, Share, whole_box
 from reshard.engine.chains import Chain
 from reshard.engine.copying import Bytes, copy_strided
 from reshard.engine.flows import flow_of, groups, join_flows, place_of
-from reshard.engine.journal import DONE, Line
+from reshard.engine.journal import DONE, Line, Small
 from reshard.engine.machine import Machine
 from reshard.engine.pool import Scratch, Unit
 from reshard.engine.running import chain_units
@@ -101,10 +101,12 @@ class _Windows:
         machine.inputs.read_into(file, begin, window.data)
         view = window.data
         by_form: dict[Form, list[_Member]] = {}
+        digests: list[str] = []
         for member in members:
             source = member.move.gathers[0].source
             digest = xxhash.xxh3_128_hexdigest(view[member.begin : member.begin + source.nbytes])
             machine.read_hashes[place_of(source)] = (digest,)
+            digests.append(digest)
             by_form.setdefault(_form(member.move), []).append(member)
         pieces: list[tuple[int, int, memoryview]] = []
         for form, alike in by_form.items():
@@ -112,15 +114,15 @@ class _Windows:
                 self._cut(form, run, window, scratch, pieces)
         _write(machine, pieces)
         if machine.journal is not None:
-            machine.journal.append_small(Line(small=[self._finished(member) for member in members]), len(window))
+            machine.journal.append_small(self._line(members, digests), len(window))
         machine.finish(len(window))
 
-    def _finished(self, member: _Member) -> tuple[int, str, tuple[str, ...], int]:
-        """Return what the journal says of a tensor."""
-        position, move, _ = member
-        (digest,) = self._machine.read_hashes[place_of(move.gathers[0].source)]
-        parts = (self._machine.written_hashes.get((position, at), ("",))[0] for at in range(len(move.scatters)))
-        return position, digest, tuple(parts), move.nbytes
+    def _line(self, members: Sequence[_Member], digests: Sequence[str]) -> Line:
+        """Return what the journal says of a window, whose inputs have these hashes."""
+        written = self._machine.written_hashes
+        parts = [written[position, at][0] for position, move, _ in members for at in range(len(move.scatters))]
+        last = members[-1]
+        return Line(small=Small([member.position for member in members], digests, parts, last.begin + last.move.nbytes))
 
     def _cut(
         self,

@@ -16,7 +16,7 @@ import xxhash
 
 from reshard import tiles
 from reshard.engine.flows import place_of
-from reshard.engine.journal import DONE, START, Head, Journal, Line, Mark, Passed, read_journal
+from reshard.engine.journal import DONE, START, Head, Journal, Line, Mark, Passed, Small, read_journal
 from reshard.engine.machine import Machine, part_nbytes
 from reshard.engine.pool import Scratch, Unit
 from reshard.engine.streams import Stream
@@ -75,15 +75,8 @@ class _Earlier:
 
 def head_of(program: Program, key: str, limits: Sequence[int]) -> Head:
     """Return what the journal of a program begins with."""
-    moves = [
-        (
-            (move.name, move.shape, move.item_nbytes, move.cast),
-            [(gather.source.file, gather.source.offset) for gather in move.gathers],
-            [(scatter.file, scatter.offset) for scatter in move.scatters],
-        )
-        for move in program.moves
-    ]
-    facts = msgspec.json.encode([tiles.TILE_NBYTES, program.input_files, program.output_files, moves])
+    names = [move.name for move in program.moves]
+    facts = msgspec.json.encode([tiles.TILE_NBYTES, program.input_files, program.output_files, names])
     return Head(key, xxhash.xxh3_128_hexdigest(facts), tuple(limits))
 
 
@@ -101,7 +94,7 @@ def resume(machine: Machine, program: Program, path: Path, key: str) -> None:
         OutputError: A file that was written cannot be read.
     """
     head = head_of(program, key, machine.limits)
-    chains = _chains(program, read_journal(path, head))
+    chains = _chains(program, path, head)
     differing: set[int] = set()
     found: list[_Tile] = []
     begun: list[Unit] = []
@@ -119,18 +112,32 @@ def resume(machine: Machine, program: Program, path: Path, key: str) -> None:
     machine.journal = Journal(path, head, [earlier.line(first) for first, earlier in chains.items()])
 
 
-def _chains(program: Program, lines: Iterable[Line]) -> dict[int, _Earlier]:
-    """Return what a journal says, by the position of each chain's first move."""
+def _chains(program: Program, path: Path, head: Head) -> dict[int, _Earlier]:
+    """Return what the journal of an equal run says, by the position of each chain's first move."""
+    found, lines = read_journal(path)
+    if found is None or (found.key, found.program) != (head.key, head.program):
+        return {}
     chains: dict[int, _Earlier] = {}
     for line in lines:
-        if not line.small:
+        if line.small is None:
             chains.setdefault(line.chain, _Earlier()).add(line.mark, line.read, line.written)
-        for position, digest, parts, _ in line.small:
-            move = program.moves[position]
-            place = place_of(move.gathers[0].source)
-            written = (Passed((position, at), part_nbytes(move, at), (part,)) for at, part in enumerate(parts) if part)
-            chains.setdefault(position, _Earlier()).add(DONE, [Passed(place, place[2], (digest,))], written)
-    return chains
+        else:
+            chains.update(_small_chains(program, line.small))
+    # In other boxes only what is finished is of use.
+    return {first: earlier for first, earlier in chains.items() if found == head or earlier.mark == DONE}
+
+
+def _small_chains(program: Program, small: Small) -> Iterator[tuple[int, _Earlier]]:
+    parts = iter(small.written)
+    for position, digest in zip(small.positions, small.read, strict=True):
+        move, earlier = program.moves[position], _Earlier()
+        place = place_of(move.gathers[0].source)
+        written = [
+            Passed((position, at), part_nbytes(move, at), (part,))
+            for at, part in zip(range(len(move.scatters)), parts, strict=False)
+        ]
+        earlier.add(DONE, [Passed(place, place[2], (digest,))], written)
+        yield position, earlier
 
 
 def _tiles(stream: Stream, passed: Passed, first: int) -> Iterator[_Tile]:
