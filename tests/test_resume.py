@@ -8,12 +8,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from manifests.errors import OutputError
+from manifests.manifest import Tensor
 from reshard import engine, tiles
-from reshard.engine import Hashes, chains, files, journal, run_program
+from reshard.engine import Hashes, batches, chains, files, journal, run_program
 from reshard.engine.limits import Limits
+from reshard.moves import Place, build_input, build_program, split_moves
 from tests.test_engine import Case, Job, build_job, random_case, tiles_of
 
 TILE_NBYTES = 16
@@ -146,6 +149,47 @@ def test_a_journal_that_is_damaged_counts_up_to_there(
         flip(path, rng)
     else:
         os.truncate(path, rng.randrange(path.stat().st_size))
+    check(job, cases, run(job))
+
+
+def one_tensor(folder: Path) -> tuple[Job, dict[str, Case]]:
+    """A tensor of 20 tiles, copied to one file."""
+    content = random.Random(0).randbytes(20 * TILE_NBYTES)
+    for name in ("in", "out"):
+        (folder / name).write_bytes(content if name == "in" else bytes(len(content)))
+    tensor, source = Tensor("U8", (len(content),)), build_input("x", "U8", (len(content),), 0, 0)
+    program = build_program(["in"], ["out"], split_moves({"x": tensor}, {"x": source}, {"x": [Place(0, 0, 0)]}))
+    case = Case(tensor, {}, [np.frombuffer(content, np.uint8)])
+    return Job(program, {}, [folder / "in"], [folder / "out"], [content], {"x": content}), {"x": case}
+
+
+@pytest.mark.parametrize("name", ["in", "out"])
+def test_what_was_begun_of_a_tile_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Bytes for which no tile's hash answers yet; a source that differs is read anew."""
+    monkeypatch.setattr(engine, "limits_of", lambda *_: Limits(10, 10, 100))
+    monkeypatch.setattr(batches, "SMALL_NBYTES", 0)
+    job, cases = one_tensor(tmp_path)
+    with writes(monkeypatch, 13) as first, pytest.raises(OutputError):
+        run(job, jobs=1)
+    assert sum(first) == 8 * TILE_NBYTES + 2
+    content = bytearray((tmp_path / name).read_bytes())
+    content[8 * TILE_NBYTES] ^= 1
+    (tmp_path / name).write_bytes(content)
+    if name == "in":
+        job, cases = (
+            job._replace(expected=[bytes(content)], sources={"x": bytes(content)}),
+            {"x": cases["x"]._replace(parts=[np.frombuffer(content, np.uint8)])},
+        )
+    with writes(monkeypatch) as again:
+        check(job, cases, run(job, jobs=1))
+    assert sum(again) == 20 * TILE_NBYTES
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_in_other_boxes_what_was_begun_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    (job, cases), rng = random_job(seed, tmp_path), random.Random(seed)
+    end_early(job, monkeypatch, rng)
+    monkeypatch.setattr(engine, "limits_of", lambda *_: Limits(9, 18, 90))
     check(job, cases, run(job))
 
 

@@ -17,7 +17,7 @@ from reshard.engine.boxes import Cutter, Grain, Share, whole_box
 from reshard.engine.chains import Chain
 from reshard.engine.copying import Bytes, copy_strided
 from reshard.engine.flows import flow_of, groups, join_flows
-from reshard.engine.journal import DONE, Line
+from reshard.engine.journal import DONE, Line, Small
 from reshard.engine.machine import Machine
 from reshard.engine.pool import Scratch, Unit
 from reshard.engine.running import chain_units
@@ -146,7 +146,8 @@ class _Windows:
         for position, found in hashes.items():
             machine.small[position] = b"".join(found)
         if machine.journal is not None:
-            small = [(member.position, machine.small[member.position].hex(), member.nbytes) for member in members]
+            positions = [member.position for member in members]
+            small = Small(positions, [machine.small[position].hex() for position in positions], len(window))
             machine.journal.append_small(Line(small=small), len(window))
         machine.finish(len(window))
 

@@ -25,7 +25,7 @@ class Head(msgspec.Struct, frozen=True):
 
     Attributes:
         key: What decides the bytes that it writes.
-        program: What it moves, hashed: of a key, several processes move a share each.
+        program: The names of what it moves, hashed; the key and the files' headers fix the rest.
         limits: Which boxes it takes; an unfinished tensor can only be gone on with in the same ones.
         format: Of the journal.
     """
@@ -64,22 +64,36 @@ class Passed(msgspec.Struct, frozen=True, array_like=True):
     late: bool = False
 
 
+class Small(msgspec.Struct, frozen=True, array_like=True):
+    """Small tensors, each a chain of its own, that are finished.
+
+    Attributes:
+        positions: Of their moves.
+        hashes: Of each the hash of its input and those of its parts, in one.
+        nbytes: Of all of them.
+    """
+
+    positions: Sequence[int]
+    hashes: Sequence[str]
+    nbytes: int
+
+
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was finished: of one chain, or whole small tensors.
+    """What was finished: of one chain, or small tensors.
 
     Attributes:
         chain: Position of the chain's first move in the program.
         mark: How far it is.
         read: Its inputs.
         written: Its parts.
-        small: Of each move its position, the hash of its input and those of its parts in one, and its bytes.
+        small: Small tensors in place of a chain.
     """
 
     chain: int = -1
     mark: Mark = START
     read: tuple[Passed, ...] = ()
     written: tuple[Passed, ...] = ()
-    small: Sequence[tuple[int, str, int]] = ()
+    small: Small | None = None
 
 
 class Journal:
@@ -159,32 +173,22 @@ def _decode_head(text: bytes) -> Head | None:
 
 def read_key(path: Path) -> str:
     """Return the key of the run whose journal a file is; empty if it is none."""
-    head = _decode_head(next(_read_lines(path), b""))
+    head, _ = read_journal(path)
     return head.key if head else ""
 
 
-def read_journal(path: Path, head: Head) -> Iterator[Line]:
-    """Yield the lines of a journal, if it is that of an equal run; of one with other limits, all the same."""
-    lines = _read_lines(path)
-    found = _decode_head(next(lines, b""))
-    if found is None or (found.key, found.program) != (head.key, head.program):
-        return
-    decoder = msgspec.json.Decoder(Line)
-    for text in lines:
-        line = decoder.decode(text)
-        if line.small or line.mark == DONE or found.limits == head.limits:
-            yield line
+def read_journal(path: Path) -> tuple[Head | None, Iterator[Line]]:
+    """Return what run's journal a file is, and its lines; None and none if it is none."""
+    texts = _read_lines(path)
+    head = _decode_head(next(texts, b""))
+    return head, map(msgspec.json.Decoder(Line).decode, texts if head else ())
 
 
 def written_nbytes(path: Path) -> int:
     """Return the bytes that a journal says are written and hashed."""
-    lines = _read_lines(path)
-    if _decode_head(next(lines, b"")) is None:
-        return 0
-    decoder, small = msgspec.json.Decoder(Line), 0
     passed: dict[tuple[int, ...], int] = {}
-    for text in lines:
-        line = decoder.decode(text)
+    small = 0
+    for line in read_journal(path)[1]:
         passed |= {part.of: part.nbytes for part in line.written}
-        small += sum(nbytes for *_, nbytes in line.small)
+        small += line.small.nbytes if line.small else 0
     return small + sum(passed.values())

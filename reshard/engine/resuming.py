@@ -17,7 +17,7 @@ import xxhash
 from manifests.columns import HASH_LENGTH
 from reshard import tiles
 from reshard.engine.flows import place_of
-from reshard.engine.journal import DONE, START, Head, Journal, Line, Mark, Passed, read_journal
+from reshard.engine.journal import DONE, START, Head, Journal, Line, Mark, Passed, Small, read_journal
 from reshard.engine.machine import Machine, part_nbytes
 from reshard.engine.pool import Scratch, Unit
 from reshard.engine.streams import Stream
@@ -109,7 +109,7 @@ def resume(machine: Machine, program: Program, path: Path, key: str) -> None:
         OutputError: A file that was written cannot be read.
     """
     head = head_of(program, key, machine.limits)
-    chains = _chains(program, read_journal(path, head))
+    chains = _chains(program, path, head)
     differing: set[int] = set()
     found: list[_Tile] = []
     begun: list[Unit] = []
@@ -127,20 +127,30 @@ def resume(machine: Machine, program: Program, path: Path, key: str) -> None:
     machine.journal = Journal(path, head, [earlier.line(first) for first, earlier in chains.items()])
 
 
-def _chains(program: Program, lines: Iterable[Line]) -> dict[int, _Earlier]:
-    """Return what a journal says, by the position of each chain's first move."""
+def _chains(program: Program, path: Path, head: Head) -> dict[int, _Earlier]:
+    """Return what the journal of an equal run says, by the position of each chain's first move."""
+    found, lines = read_journal(path)
+    if found is None or (found.key, found.program) != (head.key, head.program):
+        return {}
     chains: dict[int, _Earlier] = {}
     for line in lines:
-        if not line.small:
+        if line.small is None:
             chains.setdefault(line.chain, _Earlier()).add(line.mark, line.read, line.written)
-        for position, hashes, _ in line.small:
-            move = program.moves[position]
-            place = place_of(move.gathers[0].source)
-            digest, *parts = (hashes[at : at + HASH_LENGTH] for at in range(0, len(hashes), HASH_LENGTH))
-            nbytes = [part_nbytes(move, at) for at in range(len(parts))]
-            written = (Passed((position, at), nbytes[at], (part,)) for at, part in enumerate(parts) if nbytes[at])
-            chains.setdefault(position, _Earlier()).add(DONE, [Passed(place, place[2], (digest,))], written)
-    return chains
+        else:
+            chains.update(_small_chains(program, line.small))
+    # In other boxes only what is finished is of use.
+    return {first: earlier for first, earlier in chains.items() if found == head or earlier.mark == DONE}
+
+
+def _small_chains(program: Program, small: Small) -> Iterator[tuple[int, _Earlier]]:
+    for position, hashes in zip(small.positions, small.hashes, strict=True):
+        move, earlier = program.moves[position], _Earlier()
+        place = place_of(move.gathers[0].source)
+        digest, *parts = (hashes[at : at + HASH_LENGTH] for at in range(0, len(hashes), HASH_LENGTH))
+        nbytes = [part_nbytes(move, at) for at in range(len(parts))]
+        written = [Passed((position, at), nbytes[at], (part,)) for at, part in enumerate(parts) if nbytes[at]]
+        earlier.add(DONE, [Passed(place, place[2], (digest,))], written)
+        yield position, earlier
 
 
 def _tiles(stream: Stream, passed: Passed, first: int) -> Iterator[_Tile]:
