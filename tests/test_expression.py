@@ -41,7 +41,27 @@ def test_formulas(text: str, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "1 +", "+ 1", "* 2", "1 2", "hd hd", "(2", "()", "2)", "(2 | 3)", "4.5", "2 ** 3", "a |", "hd,", "2 % 2", "é", "²"]
+    "text",
+    [
+        "",
+        " ",
+        "1 +",
+        "+ 1",
+        "* 2",
+        "1 2",
+        "hd hd",
+        "(2",
+        "()",
+        "2)",
+        "(2 | 3)",
+        "4.5",
+        "2 ** 3",
+        "a |",
+        "hd,",
+        "2 % 2",
+        "é",
+        "²",
+    ],
 )
 def test_what_is_no_formula_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(PlanError) as caught:

@@ -19,10 +19,10 @@ HEAD = """# The sweep
 Written by `make sweep` (7 minutes on 2 cores; what has not changed is not run again), with what `make sweep-peer` left
 in `tools/sweep/peer.json` (5 minutes) and the reasons in `tools/sweep/reasons.toml`; not by hand.
 
-Every model type that has a plan in transformers {transformers}, as a tiny random model, through the whole path: saved
-in its published layout, split, loaded in N processes, one forward, 6 greedy tokens; against one process. Right means
-that no output differs by more than 1e-4 of the largest one (float32), and that all tokens are equal. The peer is
-transformers' own tensor parallelism, run on the same models.
+Every model type that has a plan in transformers {transformers}, or one of ours alone ([coverage.md](coverage.md)), as a
+tiny random model, through the whole path: saved in its published layout, split, loaded in N processes, one forward, 6
+greedy tokens; against one process. Right means that no output differs by more than 1e-4 of the largest one (float32),
+and that all tokens are equal. The peer is transformers' own tensor parallelism, run on the same models.
 
 * **ours**: right or not at 2 and at 4 ranks; with the experts divided over both of 2 ranks (`2 ep 2`), over pairs of 4
   ranks (`4 ep 2`) and over all 4 (`4 ep 4`). A tiny model has 4 heads in 2 groups, so at 4 ranks every head of keys
@@ -32,7 +32,7 @@ transformers' own tensor parallelism, run on the same models.
 * **collectives** of one forward at 2 ranks: `r` all-reduce, `g` all-gather, `s` reduce-scatter; after the semicolon
   with experts divided.
 * **peer**: the same of transformers, which divides experts over all ranks or none.
-* A dash: the type has no experts that transformers would divide.
+* A dash: the type has no experts that transformers would divide; under peer also, that transformers has no plan.
 * Types without a public class are run as a part of the composite in brackets. `image`, `sound`: the model gets one
   beside the prompt. `no tokens`: only the forward is compared, the class generates nothing.
 * A name with a plus is a variant: layers that the type has with other values of its configuration.
@@ -159,7 +159,7 @@ def _described(row: Row) -> str:
 
 KINDS_OF_INPUT = {
     "image": {"pixel_values", "grid_thw"},
-    "sound": {"input_features", "audio_input_ids"},
+    "sound": {"input_features", "input_values", "audio_input_ids"},
     "vectors": {"inputs_embeds", "noise_embeds"},
 }
 
