@@ -19,36 +19,31 @@ def exported() -> dict[str, Any]:
 def ours() -> dict[str, Any]:
     """Return the tables of all files in ``ours``.
 
-    A type that is ``like`` others, or like rules that several have in ``parts``, has their lines too; its own count.
+    A type that is ``like`` another has that one's tables where it has none. What it is like of ``parts``, rules that
+    several types have, is joined with its own lines; its own count.
     """
     content: dict[str, Any] = {}
     for file in sorted(files(__package__).joinpath("ours").iterdir(), key=lambda file: file.name):
         for name, table in tomllib.loads(file.read_text("utf-8")).items():
             content.setdefault(name, {}).update(table)
-    types, parts = content["types"], content.get("parts", {})
-    content["types"] = {name: _joined(types, parts, table) for name, table in types.items()}
+    types, parts = content["types"], content["parts"]
+    content["types"] = {name: _with_others(table, types, parts) for name, table in types.items()}
     return content
 
 
-def _joined(types: Mapping[str, Any], parts: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a type's tables with those of what it is ``like``.
-
-    A table of its own takes the place of that of another type; to that of a part, which several types share, it adds
-    its lines.
-    """
-    likes = table.get("like", [])
-    joined: dict[str, Any] = {}
-    shared: set[str] = set()
-    for name in [likes] if isinstance(likes, str) else likes:
-        other = _joined(types, parts, types[name] if name in types else parts[name])
-        if name in types:
-            joined.update(other)
-            continue
-        joined.update((key, {**joined.get(key, {}), **lines}) for key, lines in other.items())
-        shared.update(other)
-    own = {key: lines for key, lines in table.items() if key != "like"}
-    joined.update((key, {**joined[key], **lines} if key in shared else lines) for key, lines in own.items())
-    return joined
+def _with_others(table: Mapping[str, Any], types: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a type's tables, completed by those that it is like."""
+    named = table.get("like", [])
+    likes = [named] if isinstance(named, str) else named
+    others: dict[str, Any] = {}
+    for name in likes:
+        others |= {} if name in parts else _with_others(types[name], types, parts)
+    own: dict[str, Any] = {}
+    for source in (*(parts[name] for name in likes if name in parts), table):
+        for key, lines in source.items():
+            if key != "like":
+                own[key] = {**own.get(key, {}), **lines}
+    return {**others, **own}
 
 
 def own_plans() -> dict[str, dict[str, Any]]:
