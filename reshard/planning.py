@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import xxhash
+
 from manifests.errors import CheckpointError, PlanError
 from manifests.manifest import TILE_NBYTES, VERSION, Model, Rule, Tensor, digest_of
 from manifests.styles import resolve_style
@@ -43,6 +45,7 @@ class SplitPlan(NamedTuple):
         files: The files that will be written.
         program: What will be moved.
         dropped: Stored names of the tensors that are left out.
+        carried: xxh3-128 of the files that are carried over; empty for the hub, whose commit fixes them.
     """
 
     checkpoint: Checkpoint
@@ -55,6 +58,7 @@ class SplitPlan(NamedTuple):
     files: tuple[PlannedFile, ...]
     program: Program
     dropped: tuple[str, ...]
+    carried: Mapping[str, str]
 
     @property
     def layout(self) -> str:
@@ -132,7 +136,8 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     dropped = unused if options.drop_unused else ()
     kept = {name: tensor for name, tensor in resolution.tensors.items() if name not in dropped}
     kept = cast_tensors(kept, options.dtype, architecture, checkpoint.config)
-    key = _key(checkpoint, resolution, kept, world_size, options)
+    carried = _carried_hashes(checkpoint)
+    key = _key(checkpoint, carried, resolution, kept, world_size, options)
     files = plan_files(kept, world_size, key, FileOptions(options.self_contained, options.max_file_nbytes))
     program = _program(checkpoint, kept, files)
     check_program(program, [file.nbytes for file in files], [len(file.header) for file in files])
@@ -147,6 +152,7 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
         files=files,
         program=program,
         dropped=dropped,
+        carried=carried,
     )
 
 
@@ -199,6 +205,7 @@ def _runs_as_written(checkpoint: Checkpoint, architecture: Architecture | None, 
 
 def _key(
     checkpoint: Checkpoint,
+    carried: Mapping[str, str],
     resolution: Resolution,
     kept: Mapping[str, Tensor],
     world_size: int,
@@ -218,7 +225,7 @@ def _key(
             [folder.label, folder.revision] if folder.revision else ["", ""],
             [(file.name, file.nbytes, digest_of(file.header.raw)) for file in checkpoint.files],
             # Elsewhere weight files are known by their sizes and times, and the small ones by their content.
-            [] if folder.revision else [file.identity for file in checkpoint.files] + _carried_hashes(checkpoint),
+            [] if folder.revision else [*(file.identity for file in checkpoint.files), *sorted(carried.items())],
             kept,
             resolution.modules,
             resolution.attributes,
@@ -227,8 +234,11 @@ def _key(
     )
 
 
-def _carried_hashes(checkpoint: Checkpoint) -> list[str]:
-    return [digest_of([name, checkpoint.folder.read(name)]) for name in checkpoint.carried]
+def _carried_hashes(checkpoint: Checkpoint) -> dict[str, str]:
+    folder = checkpoint.folder
+    if folder.revision:
+        return {}
+    return {name: xxhash.xxh3_128_hexdigest(folder.read(name)) for name in checkpoint.carried}
 
 
 def _program(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], files: tuple[PlannedFile, ...]) -> Program:
