@@ -52,6 +52,7 @@ class Agreement:
         self._place = place
         self._wait_s = wait_s
         self._me = this_process()
+        self._opened: Any = None
         self._store: Any = None
         self._facts: Facts = {}
         self._compared = place.rank == 0
@@ -63,6 +64,15 @@ class Agreement:
         self._lock = threading.Lock()
         self._word = ""
         self.on_refusal: Callable[[LoadError], None] = lambda _: None
+
+    def open(self) -> None:
+        """Open the store, if that is for this rank to do: the others wait for it, and for nothing else that it does.
+
+        Raises:
+            LoadError: It cannot be opened.
+        """
+        if self._place.opens_store:
+            self._opened = self._place.open_store(self._wait_s)
 
     def arrive(self, facts: Facts) -> None:
         """Tell the others that this rank is there, and look after them from now on.
@@ -158,7 +168,7 @@ class Agreement:
     def _enter(self, wait_s: float) -> None:
         """Open the store and take this rank in it; a process that has it already is told as well."""
         place, me = self._place, json.dumps(self._me)
-        store: Any = place.open_store(wait_s)
+        store: Any = self._opened if self._opened is not None else place.open_store(wait_s)
         with self._reached():
             holder = Process(*json.loads(store.compare_set(f"reshard/process/{place.rank}", "", me)))
             mine = holder == self._me
@@ -196,11 +206,11 @@ class Agreement:
         return (rank for rank in range(self._place.size) if rank != self._place.rank and rank not in self._others)
 
     def _look_for_ended(self) -> None:
-        for rank, process in self._others.items():
+        for rank, process in list(self._others.items()):
             if self._has_ended(rank):
                 self._give_up(rank, _ended_words(process))
                 return
-        # One rank each, the next one, so that all are looked after, however many they are.
+        # Each looks after one of another machine, the next rank: so all are looked after, however many they are.
         rank = (self._place.rank + 1) % self._place.size
         other = self._others.get(rank)
         if other is None or (other.machine and other.machine == self._me.machine):
@@ -235,16 +245,11 @@ class Agreement:
         if not late:
             return
         never = [rank for rank in late if not self._store.check([f"here/{rank}"])]
-        rank = (never or late)[0]
+        rank, *more = never or late
         what = "has not come to load the split" if never else "is not ready"
-        ranks = ", ".join(map(str, never or late))
-        self._decide(
-            _reason(
-                rank,
-                f"{what}, {self._wait_s:.0f} s after rank {self._place.rank} was ready (ranks like it: {ranks}); "
-                "see why, or give a larger wait_s",
-            )
-        )
+        also = f", nor have ranks {', '.join(map(str, more))}" if more else ""
+        since = f"{self._wait_s:.0f} s after rank {self._place.rank} was ready{also}"
+        self._decide(_reason(rank, f"{what}, {since}; see why, or give a larger wait_s"))
 
     def _decide(self, verdict: str) -> None:
         """Give the verdict, unless there is one; either way it is what this rank goes by."""
@@ -294,7 +299,7 @@ class Agreement:
 
     def _of_lost_store(self, error: Exception) -> str:
         """Return the verdict where the store is lost: the process that had it ended, and with it what it said."""
-        for rank, process in self._others.items():
+        for rank, process in list(self._others.items()):
             if self._has_ended(rank):
                 return _reason(rank, _ended_words(process))
         first = str(error).partition("\n")[0]

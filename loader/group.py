@@ -16,7 +16,7 @@ from manifests.manifest import Manifest
 from manifests.runtime import RuntimeManifest
 
 CONNECT_S = 300.0
-"""Most seconds that a rank tries to reach the store that rank 0 opens."""
+"""Most seconds that a rank tries to reach the store, which rank 0 opens before anything else."""
 
 
 class Place(NamedTuple):
@@ -40,6 +40,12 @@ class Place(NamedTuple):
     def holds_store(self) -> bool:
         """Whether the store is likely to end with this process."""
         return not _is_agents_store() and (dist.get_rank() if dist.is_initialized() else self.rank) == 0
+
+    @property
+    def opens_store(self) -> bool:
+        """Whether the others meet in a store that is for this process to open."""
+        starts = self.group is None and self.size > 1 and not self.problem
+        return starts and self.rank == 0 and not _is_agents_store()
 
     def open_store(self, wait_s: float) -> Store:
         """Return the store through which the ranks meet: that of the group, or that of the environment.

@@ -99,6 +99,7 @@ def load_model(
     agreement = Agreement(place, wait_s)
     shard: Shard | None = None
     try:
+        agreement.open()
         manifest = read_runtime(folder)
         place.check(manifest)
         check_carried(folder, manifest)

@@ -19,7 +19,7 @@ from loader.models import check_carried
 from manifests.errors import DamageError, LoadError, ManifestError, ReshardError
 from manifests.manifest import TILE_NBYTES, encode_manifest, read_manifest
 from manifests.runtime import read_runtime
-from reshard import merge, split, verify
+from reshard import lines, merge, report, split, verify
 from tests.checkpoints import count, mentions, save
 
 FULL = bool(os.environ.get("FULL"))
@@ -184,7 +184,11 @@ def test_much_damage_is_counted_and_shown_in_part(tmp_path: Path) -> None:
 def test_what_else_is_in_the_folder_is_told_and_does_no_harm(out: Path) -> None:
     (out / "notes.txt").write_text("x")
     (out / "rank-00002-of-00003.safetensors").write_bytes(b"x")
-    assert verify(out).unknown == ("notes.txt", "rank-00002-of-00003.safetensors")
+    found = verify(out)
+    assert found.unknown == ("notes.txt", "rank-00002-of-00003.safetensors")
+    whole, note = lines.format_verified(report.build_verified("out", found))
+    assert whole.startswith("out: whole: ")
+    assert note.endswith("not looked at: 2 names: notes.txt, rank-00002-of-00003.safetensors")
     assert values(out, 0, verify="full")
 
 

@@ -455,6 +455,20 @@ def contents(module: nn.Module) -> dict[str, int]:
     return {name: id(value) for name, value in (state | attributes).items()}
 
 
+@pytest.mark.parametrize(("stored", "allowed"), [(torch.bfloat16, True), (torch.float64, True), (torch.int32, False)])
+def test_other_dtypes_are_refused(tmp_path: Path, stored: torch.dtype, allowed: bool):
+    shard = open_shard(split_block(tmp_path, 2, block_values() | {"up.bias": count(8, dtype=stored)}), 1)
+    check_refused(nothing, shard, f"up.bias: torch.float32 in the model, {stored} in the split")
+    module = block_on_meta()
+    if allowed:
+        attach(module, shard, any_float=True)
+        assert module.up.bias.dtype == stored
+    else:
+        with pytest.raises(LoadError, match=r"up\.bias"):
+            attach(module, shard, any_float=True)
+    attach(block_on_meta(), shard, convert=lambda _, x: x.float())
+
+
 def test_many_misfits_are_counted(tmp_path: Path):
     extra = {f"extra.{position}": count(1) for position in range(25)}
     with pytest.raises(LoadError) as caught:
