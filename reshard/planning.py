@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import xxhash
+
 from manifests.checking import MAX_RANKS
 from manifests.contents import VERSION
 from manifests.errors import CheckpointError, PlanError
@@ -49,6 +51,7 @@ class SplitPlan(NamedTuple):
         files: The files that will be written.
         program: What will be moved.
         dropped: Stored names of the tensors that are left out.
+        carried: xxh3-128 of the files that are carried over; empty for the hub, whose commit fixes them.
     """
 
     checkpoint: Checkpoint
@@ -61,6 +64,7 @@ class SplitPlan(NamedTuple):
     files: tuple[PlannedFile, ...]
     program: Program
     dropped: tuple[str, ...]
+    carried: Mapping[str, str]
 
     @property
     def layout(self) -> str:
@@ -140,7 +144,8 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     if dropped:
         kept = {name: tensor for name, tensor in kept.items() if name not in dropped}
     kept = cast_tensors(kept, options.dtype, architecture, checkpoint.config)
-    key = _key(checkpoint, resolution, kept, world_size, options)
+    carried = _carried_hashes(checkpoint)
+    key = _key(checkpoint, carried, resolution, kept, world_size, options)
     files = plan_files(kept, world_size, key, FileOptions(options.self_contained, options.max_file_nbytes))
     program = _program(checkpoint, kept, files)
     check_program(program, [file.nbytes for file in files], [file.data_offset for file in files])
@@ -155,6 +160,7 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
         files=files,
         program=program,
         dropped=dropped,
+        carried=carried,
     )
 
 
@@ -209,6 +215,7 @@ def _runs_as_written(checkpoint: Checkpoint, architecture: Architecture | None, 
 
 def _key(
     checkpoint: Checkpoint,
+    carried: Mapping[str, str],
     resolution: Resolution,
     kept: Mapping[str, Tensor],
     world_size: int,
@@ -228,7 +235,7 @@ def _key(
             [folder.label, folder.revision] if folder.revision else ["", ""],
             [(file.name, file.nbytes, file.header.digest) for file in checkpoint.files],
             # Elsewhere weight files are known by their sizes and times, and the small ones by their content.
-            [] if folder.revision else [file.identity for file in checkpoint.files] + _carried_hashes(checkpoint),
+            [] if folder.revision else [*(file.identity for file in checkpoint.files), *sorted(carried.items())],
             TensorTable.of(kept),
             PartTable.of(kept, {name: number for number, name in enumerate(checkpoint.tensors)}),
             resolution.modules,
@@ -238,8 +245,11 @@ def _key(
     )
 
 
-def _carried_hashes(checkpoint: Checkpoint) -> list[str]:
-    return [digest_of([name, checkpoint.folder.read(name)]) for name in checkpoint.carried]
+def _carried_hashes(checkpoint: Checkpoint) -> dict[str, str]:
+    folder = checkpoint.folder
+    if folder.revision:
+        return {}
+    return {name: xxhash.xxh3_128_hexdigest(folder.read(name)) for name in checkpoint.carried}
 
 
 def _program(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], files: tuple[PlannedFile, ...]) -> Program:

@@ -122,7 +122,7 @@ def carry_out(
         planned = plan_split(local, planned.world_size, planned.options)
 
     def keep(staging: Staging, error: BaseException) -> str:
-        return kept(staging, error, planned.nbytes_written) if is_unchanged(planned.checkpoint) else ""
+        return kept(staging, error, planned.nbytes_written) if _is_unchanged(planned) else ""
 
     with staged(out, force=force, key=planned.key, resume=resume, keep=keep) as staging:
         return write_split(
@@ -217,7 +217,7 @@ def prepare(folder: Path, sized: Mapping[str, tuple[bytes, int]], journal: Path 
 
 def write_manifest(planned: SplitPlan, hashes: Hashes, folder: Path) -> Manifest:
     """Carry over the other files of the source and write the manifest, the last file of a split."""
-    manifest = _build_manifest(planned, hashes, _carry(planned.checkpoint, folder))
+    manifest = _build_manifest(planned, hashes, _carry(planned, folder))
     write_synced(folder / MANIFEST_NAME, encoded(manifest))
     return manifest
 
@@ -246,21 +246,32 @@ def _check_unchanged(checkpoint: Checkpoint) -> None:
             raise CheckpointError(f"{checkpoint.folder.label}/{file.name}: changed while it was read; split again")
 
 
-def is_unchanged(checkpoint: Checkpoint) -> bool:
-    """Tell whether a checkpoint's weights are still what they were when it was opened."""
+def _is_unchanged(planned: SplitPlan) -> bool:
+    """Tell whether a checkpoint is still what it was when the split was planned."""
     try:
-        _check_unchanged(checkpoint)
+        _check_unchanged(planned.checkpoint)
+        for name in planned.carried:
+            _read_carried(planned, name)
     except (CheckpointError, OSError):
         return False
     return True
 
 
-def _carry(checkpoint: Checkpoint, folder: Path) -> dict[str, str]:
+def _read_carried(planned: SplitPlan, name: str) -> tuple[bytes, str]:
+    """Return the bytes of a file that is carried over, and their hash."""
+    source = planned.checkpoint.folder
+    content = source.read(name)
+    found = xxhash.xxh3_128_hexdigest(content)
+    if planned.carried.get(name, found) != found:
+        raise CheckpointError(f"{source.label}/{name}: changed while the weights were read; split again")
+    return content, found
+
+
+def _carry(planned: SplitPlan, folder: Path) -> dict[str, str]:
     carried: dict[str, str] = {}
-    for name in checkpoint.carried:
-        content = checkpoint.folder.read(name)
+    for name in planned.checkpoint.carried:
+        content, carried[name] = _read_carried(planned, name)
         write_synced(folder / name, content)
-        carried[name] = xxhash.xxh3_128_hexdigest(content)
     return carried
 
 

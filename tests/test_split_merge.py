@@ -473,6 +473,21 @@ def test_a_source_that_changes_while_it_is_read(
     assert {path.name for path in tmp_path.iterdir()} == {"m"}
 
 
+def test_a_small_file_that_changes_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save(tmp_path / "m", {"a.weight": count(4, 4)})
+    run_program = splitting.run_program
+
+    def run(*args: object, **options: object) -> object:
+        (folder / "config.json").write_text('{"rope_theta": 2}')
+        return run_program(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(splitting, "run_program", run)
+    with pytest.raises(CheckpointError) as caught:
+        split(folder, tmp_path / "out", tp=2, plan={"a": "colwise"})
+    assert mentions(caught.value, folder / "config.json", "changed")
+    assert {path.name for path in tmp_path.iterdir()} == {"m"}
+
+
 def test_a_source_that_is_gone_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save(tmp_path / "m", {"a.weight": count(4, 4)})
     run_program = splitting.run_program
