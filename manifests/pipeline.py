@@ -69,7 +69,7 @@ def _digest(record: PipelineRecord) -> str:
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode(msgspec.structs.replace(record, digest="")))
 
 
-def is_pipeline(folder: Path) -> bool:
+def holds_pipeline(folder: Path) -> bool:
     """Tell whether a folder holds a split pipeline, of this or another version of the format."""
     try:
         return msgspec.json.decode(read_file(folder / PIPELINE_NAME, MAX_NBYTES), type=_Stamp).format == FORMAT

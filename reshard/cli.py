@@ -111,6 +111,7 @@ main.add_command(cache_cli.cache)
 @click.option("-o", "--out", type=_PATH, metavar="OUT", help="Folder to make; MODEL-tpN if not given.")
 @cache_cli.cache_option
 @click.option("--dry-run", is_flag=True, help="Only tell what each rank will hold.")
+@click.option("--whole", multiple=True, metavar="NAME", help="Part of a pipeline that stays whole; may be repeated.")
 @click.option("--write-plan", type=_PATH, metavar="FILE", help="Where --plan auto writes; OUT-plan.toml if not given.")
 @_force
 @_resume
@@ -125,6 +126,7 @@ def split(
     out: Path | None,
     cache: Path | None,
     dry_run: bool,
+    whole: tuple[str, ...],
     write_plan: Path | None,
     force: bool,
     resume: bool,
@@ -138,6 +140,8 @@ def split(
     started = perf_counter()
     from reshard import lines, report, splitting
     from reshard.cache.entries import entry_name
+    from reshard.options import Options
+    from reshard.pipelines.finding import is_pipeline
     from reshard.planning import default_output
     from reshard.torchrun import together
 
@@ -147,6 +151,18 @@ def split(
         if dry_run or cache is not None:
             return
         quiet = hush(ctx, None, True)
+    how: dict[str, Any] = {"jobs": jobs, "memory": memory}
+    if is_pipeline(model, Options(**chosen)):
+        from reshard.pipelines import commands
+
+        if cache is not None:
+            raise click.UsageError("a pipeline has no cache; its parts do (--subfolder NAME).")
+        if not processes.follows:
+            how |= {"force": force, "quiet": quiet, "as_json": as_json}
+            commands.split(model, tp, out, whole, chosen, dry_run=dry_run, **how)
+        return
+    if whole:
+        raise click.UsageError("--whole names parts of a pipeline; MODEL is none.")
     planned = splitting.plan(model, tp=tp, **chosen)
     name = entry_name(model, planned)
     out = out or (cache / name if cache is not None else default_output(model, tp, chosen["subfolder"]))
@@ -159,7 +175,6 @@ def split(
     if dry_run:
         print_result(facts, lines.format_split(facts), as_json=as_json)
         return
-    how: dict[str, Any] = {"jobs": jobs, "memory": memory}
     if cache is not None:
         facts |= cache_cli.provide(planned, cache, name, quiet=quiet or as_json, resume=resume, **how)
     else:
@@ -257,8 +272,14 @@ def plans(model: str | None, quiet: bool, as_json: bool, **chosen: Any) -> None:
 def show(out: Path, tensors: bool, quiet: bool, as_json: bool) -> None:
     """Print what the split OUT holds."""
     from manifests.manifest import read_manifest
+    from manifests.pipeline import holds_pipeline
     from reshard import lines, report
 
+    if holds_pipeline(out):
+        from reshard.pipelines import commands
+
+        commands.show(out, as_json=as_json)
+        return
     facts = report.build_show(str(out), read_manifest(out), every_tensor=tensors)
     print_result(facts, lines.format_show(facts), as_json=as_json)
 
@@ -269,8 +290,14 @@ def show(out: Path, tensors: bool, quiet: bool, as_json: bool) -> None:
 @output_options
 def verify(out: Path, jobs: int, quiet: bool, as_json: bool) -> None:
     """Check sizes, hashes and coverage of the split OUT."""
+    from manifests.pipeline import holds_pipeline
     from reshard import lines, report, verifying
 
+    if holds_pipeline(out):
+        from reshard.pipelines import commands
+
+        commands.verify(out, jobs, quiet=quiet, as_json=as_json)
+        return
     with progress_bar("verify", quiet=quiet) as progress:
         found = verifying.verify(out, jobs=jobs, progress=progress)
     facts = report.build_verified(str(out), found)
@@ -288,8 +315,15 @@ def verify(out: Path, jobs: int, quiet: bool, as_json: bool) -> None:
 @output_options
 def merge(out: Path, dest: Path, quiet: bool, as_json: bool, **how: Any) -> None:  # noqa: ANN401 - as merging's
     """Give back the source of the split OUT, in the folder DEST."""
+    from manifests.pipeline import holds_pipeline
     from reshard import lines, merging, report
 
+    if holds_pipeline(out):
+        from reshard.pipelines import commands
+
+        del how["resume"]
+        commands.merge(out, dest, quiet=quiet, as_json=as_json, **how)
+        return
     with progress_bar("merge", quiet=quiet) as progress:
         merged = merging.merge(out, dest, progress=progress, **how)
     facts = report.build_merged(str(dest), merged)

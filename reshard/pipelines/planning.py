@@ -9,11 +9,10 @@ from manifests.names import is_file_name
 from reshard.catalogue import find_architecture
 from reshard.choosing import describe_missing_plan
 from reshard.options import Options
+from reshard.pipelines.finding import INDEX_NAME
 from reshard.planning import SplitPlan, locate, plan_split
 from reshard.sources.checkpoint import open_checkpoint, read_object
 from reshard.sources.folder import Folder, LocalFolder
-
-INDEX_NAME = "model_index.json"
 
 
 class Component(NamedTuple):
@@ -60,11 +59,6 @@ class PipelinePlan(NamedTuple):
     def nbytes_written(self) -> int:
         """Bytes of all weight files that will be written."""
         return sum(part.split.nbytes_written if part.split else part.nbytes for part in self.components.values())
-
-
-def is_pipeline(folder: Folder, options: Options) -> bool:
-    """Tell whether a folder is a pipeline's, and not one of its parts was asked for."""
-    return not options.subfolder and INDEX_NAME in folder.names()
 
 
 def plan_pipeline(model: str | Path, world_size: int, options: Options, whole: tuple[str, ...] = ()) -> PipelinePlan:

@@ -12,6 +12,7 @@ from manifests.manifest import Manifest
 from manifests.pipeline import PIPELINE_NAME, CarriedFile, PipelineRecord, encode_record
 from reshard.engine.limits import BUDGET_NBYTES
 from reshard.options import Options
+from reshard.pipelines.finding import INDEX_NAME
 from reshard.pipelines.planning import PipelinePlan, plan_pipeline
 from reshard.planning import default_output, plan_split
 from reshard.publishing.destination import check_apart, check_destination
@@ -109,7 +110,7 @@ def carry_out(
     with staged(out, force=force) as hidden:
         staging = hidden.content
         for name in planned.folder.names():
-            if name == "model_index.json" or name.upper().startswith(("LICENSE", "NOTICE")):
+            if name == INDEX_NAME or name.upper().startswith(("LICENSE", "NOTICE")):
                 content = planned.folder.read(name)
                 write_synced(staging / name, content)
                 carried[name] = CarriedFile(len(content), xxhash.xxh3_128_hexdigest(content))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from manifests.errors import OutputError
 from manifests.manifest import is_split
-from manifests.pipeline import is_pipeline
+from manifests.pipeline import holds_pipeline
 
 
 def check_destination(destination: Path, nbytes: int, *, force: bool) -> None:
@@ -26,7 +26,7 @@ def check_destination(destination: Path, nbytes: int, *, force: bool) -> None:
             )
         if not destination.is_dir() or destination.is_symlink():
             raise OutputError(f"{destination}: is no folder; --force replaces a folder only")
-        if any(destination.iterdir()) and not (is_split(destination) or is_pipeline(destination)):
+        if any(destination.iterdir()) and not (is_split(destination) or holds_pipeline(destination)):
             raise OutputError(f"{destination}: holds no split, so it is not ours to replace; remove it yourself")
     parent = _existing_parent(destination)
     if not parent.is_dir():
