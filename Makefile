@@ -35,8 +35,12 @@ types: $(INSTALLED) ## mypy, strict
 test: lint types models ## lint, types and the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-test-full: test ## the whole test suite, then the crash tests in full: 200 kills, faults at every call, 50 full disks
+FULL_TESTS := tests/test_cache_builders.py tests/test_damage.py tests/test_refusals.py tests/test_fuzz.py \
+	tests/test_own_plans.py tests/test_poor_plans.py tests/test_proposing.py
+
+test-full: test ## the test suite, then with their full numbers the tests of crashes, the cache, damage, refusals, parsers, plans
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.crash
+	FULL=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rA $(FULL_TESTS)
 
 sweep: $(INSTALLED) ## run a tiny model of every architecture at 2 and 4 ranks, and write docs/sweep.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.sweep
