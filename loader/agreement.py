@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from loader.group import Place, start_group
-from loader.processes import Process, has_ended, this_process
 from manifests.errors import LoadError
+from manifests.process import Process, decode_process, encode_process, runs_here, this_process
 
 WAIT_S = 1800.0
 """Seconds that a rank which is ready waits for one that is not."""
@@ -167,10 +167,10 @@ class Agreement:
 
     def _enter(self, wait_s: float) -> None:
         """Open the store and take this rank in it; a process that has it already is told as well."""
-        place, me = self._place, json.dumps(self._me)
+        place, me = self._place, encode_process(self._me)
         store: Any = self._opened if self._opened is not None else place.open_store(wait_s)
         with self._reached():
-            holder = Process(*json.loads(store.compare_set(f"reshard/process/{place.rank}", "", me)))
+            holder = decode_process(store.compare_set(f"reshard/process/{place.rank}", "", me))
             mine = holder == self._me
             number = store.add(f"reshard/loads/{place.rank}", int(mine))
             self._store = PrefixStore(f"reshard/load/{max(number, 1)}", store)
@@ -200,7 +200,7 @@ class Agreement:
             return
         for rank in self._missing():
             if self._store.check([f"here/{rank}"]):
-                self._others[rank] = Process(*json.loads(self._store.get(f"here/{rank}")))
+                self._others[rank] = decode_process(self._store.get(f"here/{rank}"))
 
     def _missing(self) -> Iterator[int]:
         return (rank for rank in range(self._place.size) if rank != self._place.rank and rank not in self._others)
@@ -213,7 +213,7 @@ class Agreement:
         # Each looks after one of another machine, the next rank: so all are looked after, however many they are.
         rank = (self._place.rank + 1) % self._place.size
         other = self._others.get(rank)
-        if other is None or (other.machine and other.machine == self._me.machine):
+        if other is None or runs_here(other) is not None:
             return
         count, now = self._store.add(f"signs/{rank}", 0), time.monotonic()
         if count != self._signs[0] or not self._signs[1]:
@@ -287,7 +287,7 @@ class Agreement:
             time.sleep(0.05)
 
     def _has_ended(self, rank: int) -> bool:
-        return rank in self._others and has_ended(self._others[rank], self._me.machine)
+        return rank in self._others and runs_here(self._others[rank]) is False
 
     @contextmanager
     def _reached(self) -> Iterator[None]:

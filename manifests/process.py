@@ -26,6 +26,19 @@ class Process(msgspec.Struct, frozen=True):
     pid: int
     started: int
 
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def encode_process(process: Process) -> str:
+    """Return a process as a text that others can read."""
+    return msgspec.json.encode(process).decode()
+
+
+def decode_process(text: str | bytes) -> Process:
+    """Return the process that a text tells of."""
+    return msgspec.json.decode(text, type=Process)
+
 
 def this_process() -> Process:
     """Return the process that asks."""

@@ -16,12 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from loader import agreement, files, load_model, models, reading
-from loader.processes import Process, this_process
 from loader.tiles import tiles_of
+from manifests.process import this_process
 
 Rank = dict[str, Any]
 """``folder``, ``options`` of `load_model`, ``environment``, ``before``: the name of what is done first."""
@@ -73,8 +74,8 @@ def read_slowly() -> None:
 
 def be_elsewhere() -> None:
     """Be a process of another machine than all others."""
-    mine = this_process()._replace(machine=f"machine {os.environ['RANK']}")
-    agreement.this_process = lambda: Process(*mine)
+    mine = msgspec.structs.replace(this_process(), boot=f"machine {os.environ['RANK']}")
+    agreement.this_process = lambda: mine
     agreement.SILENCE_S = 2.0
 
 

@@ -90,13 +90,9 @@ def provide(
             who = taken.owner or "another process"
             if told != who:
                 told = who
-                notice(f"{cache / name}: {_named(who)} is making it; waiting")
+                notice(f"{cache / name}: {who} is making it; waiting")
         time.sleep(pause)
         pause = min(pause * 1.5, longest)
-
-
-def _named(who: Process | str) -> str:
-    return who if isinstance(who, str) else f"process {who.pid} on {who.host}"
 
 
 def _make(planned: SplitPlan, path: Path, notice: Notice, **how: Any) -> Provided:  # noqa: ANN401
