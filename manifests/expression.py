@@ -171,7 +171,9 @@ class _Parser:
     def _operand(self, unknown: list[str]) -> int:
         token = self.take()
         if token == "(":
+            self._nest("parentheses")
             inner = self._sum(unknown)
+            self.nesting -= 1
             self.take(")")
             return inner
         if token.isdecimal():
@@ -190,6 +192,11 @@ class _Parser:
         if abs(value) >= MAX_SIZE:
             raise PlanError(f"{shown(self.text)}: comes to a number of 2^63 or more, which no size is")
         return value
+
+    def _nest(self, what: str) -> None:
+        self.nesting += 1
+        if self.nesting > MAX_NESTING:
+            raise PlanError(f"{shown(self.text)}: nested deeper than {MAX_NESTING} {what}")
 
     def axis(self) -> Axis:
         segments = [self.segment()]
@@ -225,9 +232,7 @@ class _Parser:
 
     def nested_axis(self) -> Axis:
         self.take("[")
-        self.nesting += 1
-        if self.nesting > MAX_NESTING:
-            raise PlanError(f"{shown(self.text)}: nested deeper than {MAX_NESTING} axes")
+        self._nest("axes")
         axis = self.axis()
         self.nesting -= 1
         self.take("]")

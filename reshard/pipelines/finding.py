@@ -1,5 +1,6 @@
 """Finding out whether MODEL is a pipeline of diffusers."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from reshard.options import Options
@@ -17,5 +18,7 @@ def is_pipeline(model: str | Path, options: Options) -> bool:
     if options.subfolder:
         return False
     if Path(model).is_dir():
-        return (Path(model) / INDEX_NAME).is_file()
+        with suppress(OSError):  # what cannot be looked into is told when it is opened
+            return (Path(model) / INDEX_NAME).is_file()
+        return False
     return INDEX_NAME in locate(model, options).names()
