@@ -128,7 +128,7 @@ def test_a_source_that_cannot_be_read(bench: Bench) -> None:
         "-e",
         "trace=preadv,preadv2",
         "-e",
-        "inject=preadv,preadv2:error=EIO:when=20",
+        "inject=preadv,preadv2:error=EIO:when=10",
     ]
     ended = bench.finish(bench.start(wrapper=wrapper))
     assert ended.code == 3
