@@ -12,7 +12,7 @@ from manifests.checking import MAX_RANKS
 from manifests.contents import VERSION
 from manifests.errors import CheckpointError, PlanError
 from manifests.manifest import TILE_NBYTES, Model, Rule, Tensor, digest_of
-from manifests.shown import shown
+from manifests.shown import shown, shown_name
 from manifests.styles import resolve_style
 from manifests.wire import PartTable, TensorTable
 from reshard import placing
@@ -35,6 +35,9 @@ from reshard.sizes import ScopedSizes, scoped_sizes
 from reshard.sources.checkpoint import Checkpoint, SourceTensor, open_checkpoint
 from reshard.sources.folder import Folder, LocalFolder
 from reshard.ties import find_ties
+
+_PACKED = re.compile(r"[._](qweight|qzeros|g_idx|weight_packed|absmax|quant_map|quant_state\..*)$")
+"""Ends names of numbers packed by a format that is not read."""
 
 
 class SplitPlan(NamedTuple):
@@ -172,6 +175,11 @@ def model_sizes(plan: Plan, checkpoint: Checkpoint, architecture: Architecture |
 def _refuse_unsupported_quantization(checkpoint: Checkpoint) -> None:
     quantization = checkpoint.config.get("quantization_config")
     if not quantization:
+        if packed := next(filter(_PACKED.search, checkpoint.tensors), ""):
+            raise CheckpointError(
+                f"{checkpoint.folder.label}: {shown_name(packed)}: quantized; "
+                "of the quantized formats only fp8 is split"
+            )
         return
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if method != "fp8":

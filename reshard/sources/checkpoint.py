@@ -24,8 +24,6 @@ _OF_ADAPTER = re.compile(r"(^|[._])(lora|hada|lokr|oft|ia3|vera)_|\.alpha$")
 """In the name of every tensor of an adapter's file, and in few of a model's."""
 _WITH_ADAPTER = re.compile(r"\.(lora_(A|B|embedding_A|embedding_B|magnitude_vector)|base_layer)(\.|$)")
 """In names of a model that an adapter was put on."""
-_QUANTIZED = re.compile(r"[._](qweight|qzeros|g_idx|weight_packed|absmax|quant_map|quant_state\..*)$")
-"""Ends names of numbers packed by a format that is not read."""
 _CARRIED = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".vocab", ".spm")
 
 
@@ -214,7 +212,7 @@ def _gather_tensors(
 
 
 def _check_kind(label: str, tensors: Mapping[str, SourceTensor]) -> None:
-    """Refuse tensors that are no model's as it runs: of an adapter, with one, or packed by a quantized format."""
+    """Refuse tensors that are no model's as it runs: of an adapter, or with one."""
     names = list(tensors)
     adapter = names[0] if all(map(_OF_ADAPTER.search, names)) else ""
     if adapter or (adapter := next(filter(_WITH_ADAPTER.search, names), "")):
@@ -222,8 +220,6 @@ def _check_kind(label: str, tensors: Mapping[str, SourceTensor]) -> None:
             f"{label}: {shown_name(adapter)}: of an adapter, which is not split; merge it into the model "
             "(`merge_and_unload` of peft, `fuse_lora` of diffusers) and save the model again"
         )
-    if packed := next(filter(_QUANTIZED.search, names), ""):
-        raise CheckpointError(f"{label}: {shown_name(packed)}: quantized; of the quantized formats only fp8 is split")
 
 
 def _read_config(folder: Folder, names: list[str]) -> dict[str, Any]:
