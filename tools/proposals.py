@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from manifests.errors import PlanError
-from reshard import choosing, proposing
+from reshard import proposing
 from reshard.model import RuntimeTensor
 from reshard.options import Options
 from reshard.planning import plan_split
 from reshard.proposing import Proposal
+from reshard.proposing.propose import propose as propose_plan
 from reshard.sources.folder import LocalFolder
 from reshard.splitting import write_split
 from tools.sweep.cases import ROOT, Case, subjects
@@ -177,7 +178,7 @@ def propose_scrambled(
     words = {scramble_word(word): word for name in tensors for word in name.split(".")}
     scrambled = {scramble_name(name): tensor for name, tensor in tensors.items()}
     given = config if with_config else scramble_config(config)
-    found = proposing.propose({name: scrambled[name] for name in sorted(scrambled)}, given, ranks)
+    found = propose_plan({name: scrambled[name] for name in sorted(scrambled)}, given, ranks)
 
     def restored(pattern: str) -> str:
         return ".".join(words.get(word, word) for word in pattern.split("."))
@@ -218,7 +219,7 @@ def split_scrambled(folder: Path, out: Path, ranks: int, *, with_config: bool = 
         found.append(propose_scrambled(tensors, config, degree, with_config=with_config))
         return found[-1]
 
-    with mock.patch.object(choosing, "propose", propose):
+    with mock.patch.object(proposing, "propose", propose):
         planned = plan_split(LocalFolder(folder), ranks, Options(plan="auto"))
     out.mkdir(parents=True)
     write_split(planned, out)
