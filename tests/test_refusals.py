@@ -6,6 +6,7 @@ The ranks are processes (`refusals_worker.py`) that meet by torchrun's variables
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -44,6 +45,8 @@ class Ranks:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            # What runs in the background ignores Ctrl-C, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
 
     def run(self, *ranks: dict[str, Any], limit_s: float = 40) -> list[Outcome]:
@@ -195,7 +198,7 @@ BROKEN: dict[str, tuple[Place, tuple[str, ...]]] = {
     "short file": (resize(-1), (RANK_1, "bytes", "expected")),
     "long file": (resize(1), (RANK_1, "bytes", "expected")),
     "empty file": (lambda folder: os.truncate(folder / RANK_1, 0), (RANK_1, "0 bytes", "expected")),
-    "a folder for a file": (become_folder, (RANK_1, "bytes", "expected")),
+    "a folder for a file": (become_folder, (RANK_1, "cannot be opened", "Is a directory")),
     "swapped names": (swap_names, (RANK_1, "is the file of rank 0, that of rank 1 is expected")),
     "header": (lambda folder: flip(folder / RANK_1, 60), (RANK_1, "expected")),
     "padding of the header": (lambda folder: flip(folder / RANK_1, 4090), (RANK_1,)),
@@ -203,7 +206,7 @@ BROKEN: dict[str, tuple[Place, tuple[str, ...]]] = {
     "cut manifest": (lambda folder: os.truncate(folder / "manifest.json", 500), ("not a readable manifest",)),
     "empty manifest": (lambda folder: os.truncate(folder / "manifest.json", 0), ("not a readable manifest",)),
     "changed manifest": (lambda folder: flip(folder / "manifest.json", 40), ("manifest.json",)),
-    "other version": (lambda folder: edit_manifest(folder, version=("1", "2")), ("format version 2", "version 1")),
+    "other version": (lambda folder: edit_manifest(folder, version=("2", "3")), ("format version 3", "version 2")),
     "other format": (lambda folder: edit_manifest(folder, format=('"reshard"', '"other"')), ("not a manifest",)),
     "other config": (
         lambda folder: flip(folder / "config.json", 20),

@@ -192,12 +192,13 @@ def test_a_merge_of_a_damaged_split_keeps_nothing(whole: dict[str, bytes], tmp_p
 
 def test_links_are_read_through_and_never_written_through(tmp_path: Path) -> None:
     """As the hub's cache lays files out: names that are links to blobs."""
-    blobs = save(tmp_path / "blobs", {"a.weight": count(4, 4)}, {"a": 1}, tokenizer="{}")
+    blobs = save(tmp_path / "repo" / "blobs", {"a.weight": count(4, 4)}, {"a": 1}, tokenizer="{}")
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in blobs.iterdir()}
-    (tmp_path / "m").mkdir()
+    model = tmp_path / "repo" / "snapshots" / "main"
+    model.mkdir(parents=True)
     for path in blobs.iterdir():
-        (tmp_path / "m" / path.name).symlink_to(path)
-    split(tmp_path / "m", tmp_path / "out", tp=2, plan={"a": "colwise"})
+        (model / path.name).symlink_to(Path("../..") / "blobs" / path.name)
+    split(model, tmp_path / "out", tp=2, plan={"a": "colwise"})
     merge(tmp_path / "out", tmp_path / "back")
     for folder in ("out", "back"):
         assert all(path.is_file() and not path.is_symlink() for path in (tmp_path / folder).iterdir())
@@ -205,7 +206,7 @@ def test_links_are_read_through_and_never_written_through(tmp_path: Path) -> Non
     (tmp_path / "link").symlink_to(tmp_path / "out")
     out = files_of(tmp_path / "out")
     with pytest.raises(OutputError):
-        split(tmp_path / "m", tmp_path / "link", tp=2, plan={"a": "rowwise"}, force=True)
+        split(model, tmp_path / "link", tp=2, plan={"a": "rowwise"}, force=True)
     assert files_of(tmp_path / "out") == out
 
 
