@@ -165,6 +165,15 @@ class Agreement:
         with suppress(RuntimeError):
             self._linger()
 
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Within it, whatever ends this rank's load ends that of the others, with its reason."""
+        try:
+            yield
+        except BaseException as error:
+            self.refuse(error)
+            raise
+
     def _enter(self, wait_s: float) -> None:
         """Open the store and take this rank in it; a process that has it already is told as well."""
         place, me = self._place, encode_process(self._me)

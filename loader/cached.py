@@ -55,7 +55,7 @@ def locate(wanted: Wanted, place: Place, wait_s: float) -> tuple[Path, Agreement
         ReshardError: What `reshard.split` raises.
     """
     agreement = Agreement(place, wait_s)
-    try:
+    with agreement.refusing():
         cache, tp = _cache_of(wanted), wanted.tp or place.size
         place.check_size(tp)
         asked = {"model": wanted.model, "number of ranks": tp, "cache": cache, "options of the split": wanted.options}
@@ -65,9 +65,6 @@ def locate(wanted: Wanted, place: Place, wait_s: float) -> tuple[Path, Agreement
             agreement.tell(os.path.abspath(found))  # noqa: PTH100 - links stay
         agreement.conclude(worker=0)
         return Path(agreement.told()), agreement
-    except BaseException as error:
-        agreement.refuse(error)
-        raise
 
 
 def _cache_of(wanted: Wanted) -> Path:

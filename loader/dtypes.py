@@ -1,5 +1,9 @@
 """torch's names for the dtypes of a safetensors header."""
 
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol
+
 import torch
 
 from manifests.dtypes import atom
@@ -48,3 +52,26 @@ def torch_shape(dtype: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """
     per_atom, _ = atom(dtype)
     return (*shape[:-1], shape[-1] // per_atom) if shape and per_atom > 1 else shape
+
+
+class Typed(Protocol):
+    """What has a dtype, as in a safetensors header, and a shape: a tensor of a manifest or of a header."""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype's name."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape, in elements."""
+        ...
+
+
+def main_dtype(tensors: Iterable[Typed]) -> torch.dtype:
+    """Return the floating-point dtype that most elements have; float32 if none has one."""
+    counts: Counter[str] = Counter()
+    for tensor in tensors:
+        if tensor.dtype in ("F64", "F32", "F16", "BF16"):
+            counts[tensor.dtype] += torch.Size(tensor.shape).numel()
+    return TORCH_DTYPES[counts.most_common(1)[0][0]] if counts else torch.float32

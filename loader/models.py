@@ -6,6 +6,7 @@ shard will bring. Which class of which library it is, the manifest says.
 
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from loader import diffusers_models, transformers_models
 from loader.agreement import WAIT_S, Agreement, Facts, versions
 from loader.attaching import Convert, attach
 from loader.cached import Wanted, locate
-from loader.dtypes import TORCH_DTYPES
+from loader.dtypes import main_dtype
 from loader.group import Place, find_place, kept
 from loader.guard import align_sampling, refuse_unsafe
 from loader.hooks import check_modules, install_hooks
@@ -98,8 +99,7 @@ def load_model(
     else:
         folder = Path(out)
     agreement = Agreement(place, wait_s)
-    shard: Shard | None = None
-    try:
+    with agreement.refusing(), ExitStack() as undone:
         agreement.open()
         manifest = read_runtime(folder)
         place.check(manifest)
@@ -108,26 +108,19 @@ def load_model(
         agreement.arrive(_facts(manifest, place, device, wanted, config))
         times.end("meeting")
         shard = begin_shard(folder, manifest, place.rank, device, read, verify)
+        undone.callback(shard.stop)
         agreement.on_refusal = shard.give_up
         times.end("files")
-        model = build_model(folder, manifest, wanted or stored_dtype(manifest), dict(config), times)
+        dtype = wanted or main_dtype(manifest.tensors.values())
+        model = build_model(folder, manifest, dtype, dict(config), times)
         agreement.check()
         times.end("class")
         shard.finish()
         times.end("reading")
-        convert = LIBRARIES[manifest.model.library].converter(model, wanted) if wanted else None
-        # The class is built in one dtype; the split has those that are stored.
-        attach(model, shard, convert=convert, any_float=True)
-        if device.type != "cpu":
-            model.to(device)
-        check_modules(model, manifest)
+        _fill(model, manifest, shard, wanted, device)
         times.end("parameters")
         agreement.conclude()
-    except BaseException as error:
-        if shard is not None:
-            shard.stop()
-        agreement.refuse(error)
-        raise
+        undone.pop_all()
     times.end("other ranks")
     group = agreement.group(device)
     times.end("group")
@@ -138,6 +131,22 @@ def load_model(
     times.end("hooks")
     _log.info("%s", times)
     return model
+
+
+def _fill(
+    model: Any,  # noqa: ANN401
+    manifest: RuntimeManifest,
+    shard: Shard,
+    wanted: torch.dtype | None,
+    device: torch.device,
+) -> None:
+    """Give a model its shard, converted if a dtype is wanted, and put the rest of it on the device."""
+    convert = LIBRARIES[manifest.model.library].converter(model, wanted) if wanted else None
+    # The class is built in one dtype; the split has those that are stored.
+    attach(model, shard, convert=convert, any_float=True)
+    if device.type != "cpu":
+        model.to(device)
+    check_modules(model, manifest)
 
 
 def _facts(
@@ -189,15 +198,6 @@ def check_carried(folder: Path, manifest: RuntimeManifest) -> None:
             raise LoadError(
                 f"{folder / name}: was changed after the split; split again, or give the values to load_model"
             )
-
-
-def stored_dtype(manifest: RuntimeManifest) -> torch.dtype:
-    """Return the floating-point dtype that most of a split's elements have; float32 if none has one."""
-    counts: dict[str, int] = {}
-    for tensor in manifest.tensors.values():
-        if tensor.dtype in ("F64", "F32", "F16", "BF16"):
-            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + torch.Size(tensor.shape).numel()
-    return TORCH_DTYPES[max(counts, key=lambda name: counts[name])] if counts else torch.float32
 
 
 def build_model(

@@ -56,7 +56,7 @@ def parallelize(
     group = _chosen_group(group, tp)
     rank, world_size = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
     agreement = Agreement(Place(rank, world_size, group))
-    try:
+    with agreement.refusing():
         _refuse_unsuitable(model)
         manifest = _decide(model, plan, world_size, ep)
         agreement.arrive({"split": manifest.key, "version": versions("transformers")})
@@ -64,9 +64,6 @@ def parallelize(
         check_fits(model, part)
         check_modules(model, manifest)
         agreement.conclude()
-    except BaseException as error:
-        agreement.refuse(error)
-        raise
     install_hooks(model, manifest, group)
     attach(model, part)
     refuse_unsafe(model, None)

@@ -4,7 +4,6 @@ Source: ``DiffusionPipeline.from_pretrained`` of diffusers 0.42, which takes par
 dtypes are kept where none is asked for, and not converted to float32.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from loader.agreement import WAIT_S, Agreement
-from loader.dtypes import TORCH_DTYPES
+from loader.dtypes import main_dtype
 from loader.group import find_place, kept
 from loader.guard import refuse, share_generator_state
 from loader.models import load_model, named_dtype
@@ -77,16 +76,13 @@ def load_pipeline(
     how: dict[str, Any] = {"device": device, "group": group, "dtype": wanted, "read": read, "verify": verify}
     models = {name: load_model(folder / name, wait_s=wait_s, **how) for name in record.splits if name not in parts}
     agreement = Agreement(find_place(group), wait_s)
-    try:
+    with agreement.refusing():
         agreement.arrive({})
         pipeline = _assemble(folder, record, pipeline_class, wanted, {**models, **parts})
         for name in record.whole:
             if name not in parts:
                 getattr(pipeline, name).to(device)
         agreement.conclude()
-    except BaseException as error:
-        agreement.refuse(error)
-        raise
     refuse(pipeline, {name: advice.format(folder=folder) for name, advice in _REFUSED.items()}, "pipeline")
     if group is not None:
         _align_calls(pipeline, kept(group), device)
@@ -99,16 +95,13 @@ def _begin(
     """Return the record, the pipeline's class, and the group to compute in, started once all ranks can go on."""
     place = find_place(group)
     agreement = Agreement(place, wait_s)
-    try:
+    with agreement.refusing():
         record = read_pipeline(folder)
         place.check(record)
         _check_files(folder, record, full=full)
         pipeline_class = _find_class(folder, record.pipeline)
         agreement.arrive({"pipeline.json": f"digest {record.digest}", "kind of device": device.type})
         agreement.conclude()
-    except BaseException as error:
-        agreement.refuse(error)
-        raise
     return record, pipeline_class, agreement.group(device)
 
 
@@ -171,13 +164,9 @@ def _silent() -> Iterator[None]:
 
 
 def _stored_dtype(folder: Path) -> torch.dtype:
-    """Return the floating-point dtype that most of a model's elements have; float32 if none has one."""
-    counts: Counter[str] = Counter()
-    for path in folder.glob("*.safetensors"):
-        for stored in read_header(path, str(path)).tensors.values():
-            counts[stored.dtype] += torch.Size(stored.shape).numel()
-    wide = {name: numel for name, numel in counts.items() if name in ("F64", "F32", "F16", "BF16")}
-    return TORCH_DTYPES[max(wide, key=lambda name: wide[name])] if wide else torch.float32
+    """Return the floating-point dtype of most of a model that is stored whole."""
+    headers = (read_header(path, str(path)) for path in folder.glob("*.safetensors"))
+    return main_dtype(tensor for header in headers for tensor in header.tensors.values())
 
 
 def _align_calls(pipeline: Any, group: dist.ProcessGroup | None, device: torch.device) -> None:  # noqa: ANN401

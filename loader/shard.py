@@ -51,7 +51,7 @@ class Shard(Mapping[str, torch.Tensor]):
         """Refuse a manifest in which a tensor is in none of the rank's files, or has another size there."""
         for name in self._names:
             tensor = self.manifest.tensors[name]
-            if tensor.placement.partial and self.rank != 0:
+            if not counts(tensor.placement, self.rank):
                 continue
             expected = nbytes(tensor.dtype, local_shape(tensor.placement, tensor.dtype, tensor.shape, self.rank))
             held = self._homes[name].extents[name].nbytes if name in self._homes else None

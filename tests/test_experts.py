@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
-from manifests.errors import DegreeError, PlanError
+from loader import open_shard
+from manifests.errors import DegreeError, ManifestError, PlanError
+from manifests.manifest import encode_manifest
 from reshard import merge, plan, split, verify
 from tests.checkpoints import Stored, count, mentions, of_rank, raw, save
 
@@ -151,3 +154,27 @@ def test_a_free_factor_that_does_not_come_out_is_refused(tmp_path: Path) -> None
     with pytest.raises(PlanError) as caught:
         plan(folder, tp=3, plan={"m": {"style": "colwise", "layout": "(H*, ?)"}})
     assert mentions(caught.value, "m.weight", "multiple of 3", "10")
+
+
+def test_a_bias_of_the_rank_that_counts_it_must_be_in_its_file(tmp_path: Path) -> None:
+    """With pairs of ranks for each half of the experts, the first of each pair counts the bias: ranks 0 and 2."""
+    bias = count(E, HIDDEN, start=9000)
+    counted = {"moe.experts.down_proj_bias": "partial"}
+    divided = {"moe.experts.down_proj_bias": "grouped_gemm"}
+    rules = {"plan": PLAN["plan"] | counted, "experts": PLAN["experts"] | divided}
+    folder = save(tmp_path / "m", {**TENSORS, "moe.experts.down_proj_bias": bias})
+    out = tmp_path / "out"
+    manifest = split(folder, out, tp=4, experts=2, plan=rules)
+    parts = [open_shard(out, rank)["moe.experts.down_proj_bias"] for rank in range(4)]
+    for rank, part in enumerate(parts):
+        assert torch.equal(part, bias.chunk(2)[rank // 2] if rank % 2 == 0 else torch.zeros(2, HIDDEN))
+    name = "rank-00002-of-00004.safetensors"
+    files = []
+    for file in manifest.files:
+        held = {key: extent for key, extent in file.tensors.items() if "bias" not in key or file.name != name}
+        files.append(msgspec.structs.replace(file, tensors=held))
+    (out / "manifest.json").write_bytes(encode_manifest(msgspec.structs.replace(manifest, files=tuple(files))))
+    with pytest.raises(ManifestError) as caught:
+        open_shard(out, 2)
+    assert mentions(caught.value, "moe.experts.down_proj_bias", "rank 2", "in none of its files")
+    assert len(list(open_shard(out, 3))) == len(manifest.tensors)

@@ -131,7 +131,7 @@ def table(result: dict[str, Any]) -> list[str]:
         "",
         "`cp` copies on one processor, without reading into its own memory (`splice`); what dominates on tmpfs is the "
         "first use of free pages. A virtual machine that gives free memory back to its host pays for that again, and "
-        "then two processors pay half each: on this machine, dense at tp 2 was between .44 and .95 of `cp` from one "
+        "then two processors pay half each: on this machine, dense at tp 2 was between .44 and 1.1 of `cp` from one "
         "hour to another, the processor time between .8 and 1.8.",
         "",
         *rows(header, lines),
