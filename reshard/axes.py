@@ -148,6 +148,11 @@ class AxisFinder:
             raise PlanError(
                 f"{self._plan.label}: {reference}: the layout {notation} divides nothing; mark a factor with *"
             )
+        if axis.is_padded:
+            raise PlanError(
+                f"{self._plan.label}: {reference}: the layout {notation} fills parts up (~); "
+                "that is not for plans, --uneven pad does it where it must be"
+            )
         if axis.size != size:
             raise PlanError(
                 f"{self._plan.label}: {reference}: the layout {notation} has {axis.size} elements "

@@ -128,7 +128,7 @@ class _Resolver:
             tensors=self._placed(placements),
             rules={name: rule for name, rule in self.wishes.rules.items() if name in self.model.tensors},
             modules=surroundings.with_inputs(surroundings.with_meshes(modules, meshes), meshes),
-            attributes=surroundings.attributes(meshes, self._shares(divided)),
+            attributes=surroundings.attributes(meshes, self._shares(demands, divided)),
             ties=dict(self.model.ties),
             sizes=dict(sorted(self.model.sizes.used.items())),
             notes=(*self.wishes.axes.notes, *self.notes),
@@ -201,7 +201,9 @@ class _Resolver:
                 f"{len(parts)} for {self.world.size} ranks, copies among them; divide it over kv and rep"
             )
 
-    def _shares(self, divided: Mapping[str, tuple[Demand, Placement]]) -> dict[str, Shares]:
+    def _shares(
+        self, demands: Mapping[str, Demand], divided: Mapping[str, tuple[Demand, Placement]]
+    ) -> dict[str, Shares]:
         """Return the ranks' shares of what is divided in each module, if parts may be uneven.
 
         Raises:
@@ -211,12 +213,17 @@ class _Resolver:
             return {}
         sides: list[Side] = []
         groups: dict[str, set[tuple[Axis, Mesh]]] = {}
-        for name, (demand, placement) in divided.items():
+        for name, (fitted, placement) in divided.items():
             style = resolve_style(self.wishes.rules[name].style)
-            if not style.contiguous or style.cuts == "expert":
-                for cut in demand.cuts:
-                    sides.append(Side(name, cut.axis, placement.mesh, summed=style.after == "all_reduce"))
-                    groups.setdefault(demand.group, set()).add((cut.axis, placement.mesh))
+            if style.contiguous and style.cuts != "expert":
+                continue
+            group = fitted.renamed(name).group
+            for wanted, cut in zip(demands[name].cuts, fitted.cuts, strict=True):
+                groups.setdefault(group, set()).add((cut.axis, placement.mesh))
+                if cut.axis.mesh_axes() == {"ep"}:
+                    continue
+                plain = len([*wanted.axis.all_factors()]) == 1
+                sides.append(Side(name, cut.axis, placement.mesh, style.cuts == "in", plain))
         check_meeting(sides, self.world.size, self.plan.label)
         shares = {axes: shares_of(axes, self.world.size) for axes in {frozenset(axes) for axes in groups.values()}}
         return {group: shares[frozenset(axes)] for group, axes in groups.items()}

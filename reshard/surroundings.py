@@ -117,8 +117,13 @@ class Surroundings:
             if name in self._axes:
                 fitted = self._axes[name].fitted(mesh or self._world.plain_mesh, self._world.uneven)
                 axis = _text(fitted.axis)
-                if entry.before == "group_rms_norm" and dict(mesh).get("rep", 1) > 1 and fitted.shorter:
-                    raise PlanError(f"{self._plan.label}: {name}: a norm of groups, {axis}, cannot be divided unevenly")
+                groups = fitted.axis.segments[0].factors[0]
+                unequal = groups.size % dict(mesh).get(groups.on, 1) and not groups.padded
+                if entry.before == "group_rms_norm" and unequal:
+                    raise PlanError(
+                        f"{self._plan.label}: {name}: norms {axis} by groups, of which all ranks must have as many; "
+                        "--uneven pad would do"
+                    )
             if (mesh, axis) != (entry.mesh, entry.axis):
                 completed[name] = msgspec.structs.replace(entry, mesh=mesh, axis=axis)
         return completed

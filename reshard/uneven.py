@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from manifests.errors import PlanError
 from manifests.layout import Axis, Factor, Mesh, Segment, coordinates, mesh_sizes, rank_runs
+from manifests.natural import kind_of
 from manifests.runs import Runs
 
 Uneven = Literal["", "ceil", "pad"]
@@ -90,51 +91,85 @@ class Side(NamedTuple):
         axis: The axis, as it is divided.
         mesh: What it is divided over.
         summed: Whether the ranks' products along it are added up: input features, not output features.
+        plain: Whether nothing is known of it but its size.
     """
 
     name: str
     axis: Axis
     mesh: Mesh
     summed: bool
+    plain: bool
 
 
 def check_meeting(sides: Iterable[Side], ranks: int, label: str) -> None:
-    """Refuse what is added up over unevenly cut features unless all that makes them is cut at the same entries.
+    """Refuse uneven parts unless it can be shown that what meets is cut at the same entries.
 
-    Compared are the axes of one layer that have equal numbers of entries.
+    Input features that are added up are compared with the output features of as many entries in the nearest module
+    around both that has some. What has no counterpart, as a norm of heads or heads in one axis with others of theirs,
+    must say of what it consists, and be shared out as the rest of its module.
 
     Raises:
-        PlanError: They are cut at others, or nothing else in the layer has such an axis.
+        PlanError: They are cut at others, or it cannot be shown that they are not.
     """
     checked: set[tuple[object, ...]] = set()
     for layer in _layers(sides):
-        key = tuple(side[1:] for side in layer)
-        if key in checked:
-            continue
-        checked.add(key)
-        made: dict[int, list[tuple[Side, Axis]]] = {}
-        for side in layer:
-            if not side.summed:
-                for part in _parts_of(side.axis):
-                    made.setdefault(part.size, []).append((side, part))
-        for side in layer:
-            if side.summed and is_uneven(side.axis, side.mesh):
-                _check_side(side, made.get(side.axis.size, []), ranks, label)
+        key = tuple((kind_of(side.name), *side[1:]) for side in layer)
+        if key not in checked:
+            checked.add(key)
+            _Layer(layer, ranks, label).check()
 
 
-def _check_side(side: Side, makers: list[tuple[Side, Axis]], ranks: int, label: str) -> None:
-    owned = _owned(side.axis, side.mesh, ranks)
-    for maker, axis in makers:
-        if _owned(axis, maker.mesh, ranks) != owned:
+class _Layer:
+    """The axes of one layer."""
+
+    def __init__(self, sides: list[Side], ranks: int, label: str) -> None:
+        self._sides = sides
+        self._ranks = ranks
+        self._label = label
+        self._parts = {side: {part.size: part for part in _parts_of(side.axis)} for side in sides}
+
+    def check(self) -> None:
+        met: set[Side] = set()
+        for side in self._sides:
+            if side.summed:
+                makers = self._makers(side)
+                met |= {side, *makers} if makers else set()
+        for side in self._sides:
+            if side not in met and is_uneven(side.axis, side.mesh):
+                self._check_alone(side)
+
+    def _makers(self, side: Side) -> list[Side]:
+        """Return the output features that a side meets, none if there are none."""
+        size, owned = side.axis.size, _owned(side.axis, side.mesh, self._ranks)
+        found = self._nearest(side, [other for other in self._sides if not other.summed and size in self._parts[other]])
+        for maker in found:
+            axis = self._parts[maker][size]
+            if _owned(axis, maker.mesh, self._ranks) != owned:
+                raise PlanError(
+                    f"{self._label}: {side.name} is cut unevenly as {side.axis}, and {maker.name} as {axis}: "
+                    "it cannot be shown that they meet; give both a layout of the same factors"
+                )
+        return found
+
+    def _nearest(self, side: Side, others: list[Side]) -> list[Side]:
+        """Return those of the innermost module around a side that has some."""
+        module = side.name
+        while module:
+            module = module.rpartition(".")[0]
+            inside = [other for other in others if other.name.startswith(f"{module}.") or not module]
+            if inside:
+                return inside
+        return []
+
+    def _check_alone(self, side: Side) -> None:
+        shares = shares_of([(side.axis, side.mesh)], self._ranks)
+        others = [other for other in self._sides if other != side and not other.plain]
+        beside = shares_of([(other.axis, other.mesh) for other in self._nearest(side, others)], self._ranks)
+        if side.plain or not shares.items() <= beside.items():
             raise PlanError(
-                f"{label}: {side.name} is cut unevenly as {side.axis}, and {maker.name} as {axis}: "
-                "it cannot be shown that they meet; give both a layout of the same factors"
+                f"{self._label}: {side.name} is cut unevenly as {side.axis}, and nothing beside it is cut alike: "
+                "it cannot be shown what it meets; give its rule a layout"
             )
-    if not makers and sum(len(segment.factors) for segment in side.axis.segments) == 1:
-        raise PlanError(
-            f"{label}: {side.name} is cut unevenly as {side.axis}, and no output in its layer has as many entries: "
-            "it cannot be shown what it meets; give its rule a layout"
-        )
 
 
 def _layers(sides: Iterable[Side]) -> Iterator[list[Side]]:

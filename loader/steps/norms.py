@@ -26,7 +26,8 @@ def rms_norm(site: Site) -> Step:
     Raises:
         LoadError: The norm adds a bias, or has no epsilon of a known name.
     """
-    return _NormOverRanks(site).step()
+    # What all ranks have, each copy counted, as in the sum.
+    return _NormOverRanks(site, sum(map(site.owned_numel, range(site.world_size)))).step()
 
 
 def l2_norm(site: Site) -> Step:
@@ -35,7 +36,7 @@ def l2_norm(site: Site) -> Step:
     Raises:
         LoadError: As of `rms_norm`.
     """
-    return _NormOverRanks(site, mean=False).step()
+    return _NormOverRanks(site).step()
 
 
 def group_rms_norm(site: Site) -> Step:
@@ -49,9 +50,9 @@ def group_rms_norm(site: Site) -> Step:
     mesh = dict(site.mesh)
     if mesh.get("rep", 1) == 1:
         return Step()
-    return _NormOverRanks(
-        site, groups=bound_axis(site.entry.axis).segments[0].factors[0].size // mesh["kv"], places=mesh["kv"]
-    ).step()
+    axis, kv = bound_axis(site.entry.axis), mesh["kv"]
+    groups = axis.segments[0].factors[0].size
+    return _NormOverRanks(site, axis.size // groups, groups=-(-groups // kv), places=kv).step()
 
 
 class _NormOverRanks:
@@ -60,7 +61,15 @@ class _NormOverRanks:
     Groups of different ranks are summed in one collective, each in a place of its own.
     """
 
-    def __init__(self, site: Site, *, mean: bool = True, groups: int = 1, places: int = 1) -> None:
+    def __init__(self, site: Site, numel: int = 0, *, groups: int = 1, places: int = 1) -> None:
+        """Prepare.
+
+        Args:
+            site: Where the norm is.
+            numel: Of how many features all ranks sum up the squares; 0 if it is their sum that counts.
+            groups: That a rank has.
+            places: Of ranks that have other groups.
+        """
         module = site.module
         if getattr(module, "bias", None) is not None:
             raise LoadError(f"{site.label}: adds a bias, which its split cannot scale")
@@ -72,11 +81,8 @@ class _NormOverRanks:
         # Where the gate is multiplied before the norm, it is a part of what is squared.
         gated = "gate" in self._inputs and not getattr(module, "norm_before_gate", False)
         self._gate = self._inputs.index("gate") if gated else None
-        self._mean, self._groups, self._places = mean, groups, places
-        self._copies = site.world_size // places
-        # What all ranks have, each copy counted, as in the sum; of a group all have as much.
-        self._numel = sum(map(site.owned_numel, range(site.world_size))) if mean and places == 1 else 0
-        self._place = site.rank // self._copies
+        self._numel, self._groups, self._places = numel, groups, places
+        self._place = site.rank // (site.world_size // places)
         self._ratio: torch.Tensor | None = None
         # torch's own norm knows how many features it gets.
         sized = hasattr(module, "normalized_shape")
@@ -94,8 +100,8 @@ class _NormOverRanks:
         every = own.new_zeros((self._places, *own.shape))
         every[self._place] = own
         whole = summed(every, self._group)[self._place]
-        if self._mean:
-            own, whole = own / numel, whole / (self._numel or numel * self._copies)
+        if self._numel:
+            own, whole = own / numel, whole / self._numel
         self._ratio = ((own + self._epsilon) / (whole + self._epsilon)).sqrt().unsqueeze(-1)
         return args, kwargs
 
