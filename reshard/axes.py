@@ -77,6 +77,11 @@ class AxisFinder:
         self.notes[f"{suffix}: cut as plain rows, since the size {unknown!r} of its heads is not known"] = None
         return plain_axis(size)
 
+    def is_known(self, rule: Rule, style: Style, target: str) -> bool:
+        """Tell whether the axis of a rule says of what it consists, arguments as of `find`."""
+        bound = "" if style.contiguous or rule.blocks else self._bound(target, "in" if style.cuts == "in" else "out")
+        return bool(rule.layout or bound)
+
     def _assumed(self, notation: str, target: str) -> str:
         """Return a size of an axis that the configuration does not state, or nothing."""
         sizes = self._sizes.of(target.rpartition(".")[0]).stated()

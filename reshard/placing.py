@@ -25,10 +25,12 @@ from reshard.degrees import (
     mesh_for,
     shown_degrees,
 )
+from reshard.meeting import Side, check_meeting
 from reshard.model import Model
 from reshard.plans import Plan, expand_conditions
+from reshard.shares import Shares, shares_of
 from reshard.surroundings import Surroundings
-from reshard.uneven import POLICIES, Shares, Side, Uneven, check_meeting, shares_of
+from reshard.uneven import POLICIES, Uneven
 from reshard.wishes import Wishes
 
 
@@ -128,7 +130,7 @@ class _Resolver:
             tensors=self._placed(placements),
             rules={name: rule for name, rule in self.wishes.rules.items() if name in self.model.tensors},
             modules=surroundings.with_inputs(surroundings.with_meshes(modules, meshes), meshes),
-            attributes=surroundings.attributes(meshes, self._shares(demands, divided)),
+            attributes=surroundings.attributes(meshes, self._shares(divided)),
             ties=dict(self.model.ties),
             sizes=dict(sorted(self.model.sizes.used.items())),
             notes=(*self.wishes.axes.notes, *self.notes),
@@ -201,9 +203,7 @@ class _Resolver:
                 f"{len(parts)} for {self.world.size} ranks, copies among them; divide it over kv and rep"
             )
 
-    def _shares(
-        self, demands: Mapping[str, Demand], divided: Mapping[str, tuple[Demand, Placement]]
-    ) -> dict[str, Shares]:
+    def _shares(self, divided: Mapping[str, tuple[Demand, Placement]]) -> dict[str, Shares]:
         """Return the ranks' shares of what is divided in each module, if parts may be uneven.
 
         Raises:
@@ -218,12 +218,11 @@ class _Resolver:
             if style.contiguous and style.cuts != "expert":
                 continue
             group = fitted.renamed(name).group
-            for wanted, cut in zip(demands[name].cuts, fitted.cuts, strict=True):
+            for cut in fitted.cuts:
                 groups.setdefault(group, set()).add((cut.axis, placement.mesh))
                 if cut.axis.mesh_axes() == {"ep"}:
                     continue
-                plain = len([*wanted.axis.all_factors()]) == 1
-                sides.append(Side(name, cut.axis, placement.mesh, style.cuts == "in", plain))
+                sides.append(Side(name, cut.axis, placement.mesh, style.cuts == "in", cut.plain))
         check_meeting(sides, self.world.size, self.plan.label)
         shares = {axes: shares_of(axes, self.world.size) for axes in {frozenset(axes) for axes in groups.values()}}
         return {group: shares[frozenset(axes)] for group, axes in groups.items()}

@@ -14,7 +14,8 @@ from manifests.natural import alike
 from manifests.styles import Style, resolve_style
 from reshard.degrees import Demand, Wanted, World
 from reshard.plans import InputBinding, Matcher, Plan, expand_conditions, modules_of
-from reshard.uneven import Shares, fit
+from reshard.shares import Shares
+from reshard.uneven import fit
 from reshard.wishes import Wishes
 
 Entry = TypeVar("Entry")

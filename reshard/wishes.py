@@ -20,7 +20,7 @@ from reshard.degrees import Demand, Wanted, World
 from reshard.model import Model, RuntimeTensor
 from reshard.plans import Matcher, Plan
 from reshard.recipes.scales import SCALE
-from reshard.uneven import GRAIN, Grain
+from reshard.uneven import Grain
 
 
 class RuleFinder:
@@ -199,10 +199,13 @@ class Wishes:
         if unit is None:
             return None
         if self._is_vocabulary(style, module, size):
-            return Wanted(dim, axis, unit, shorter=True, grain=Grain(1))
+            return Wanted(dim, axis, unit, shorter=True)
+        if not self._world.uneven:
+            return Wanted(dim, axis, unit)
         # The grouped matrix products of experts want rows of 16 bytes.
         needed = max(1, 16 // atom(defining.dtype)[1]) if direct and len(defining.shape) > 2 else 1
-        return Wanted(dim, axis, unit, grain=Grain(lcm(GRAIN, *self._model.scale_blocks), needed))
+        known = self.axes.is_known(rule, style, name if direct else module)
+        return Wanted(dim, axis, unit, grain=Grain(lcm(*self._model.scale_blocks), needed), plain=not known)
 
     def _is_vocabulary(self, style: Style, module: str, size: int) -> bool:
         """Tell whether a dimension is the vocabulary, whose parts the steps take at any length: it may be odd."""

@@ -60,13 +60,13 @@ def test_padding_in_two_mesh_axes() -> None:
 
 
 MLP = {"mlp.up": "colwise", "mlp.down": "rowwise"}
-WIDTH = 112
-"""7 grains of 16."""
+WIDTH = 1040
+"""65 times 16: on 3 ranks 22, 22 and 21 times."""
 
 
 @pytest.fixture
 def mlp(tmp_path: Path) -> tuple[Path, torch.Tensor, torch.Tensor]:
-    up, down = count(WIDTH, 4), count(4, WIDTH, start=1000)
+    up, down = count(WIDTH, 4), count(4, WIDTH, start=9000)
     return save(tmp_path / "m", {"mlp.up.weight": up, "mlp.down.weight": down}), up, down
 
 
@@ -76,12 +76,12 @@ def test_a_width_is_cut_at_multiples_of_16(mlp: Any, policy: str, tmp_path: Path
     with pytest.raises(DegreeError, match="--uneven ceil or pad"):
         plan(folder, tp=3, plan=MLP)
     split(folder, tmp_path / "out", tp=3, plan=MLP, uneven=policy)
-    for rank, (begin, end) in enumerate([(0, 48), (48, 96), (96, 112)]):
+    for rank, (begin, end) in enumerate([(0, 352), (352, 704), (704, 1040)]):
         mine = of_rank(tmp_path / "out", rank, 3)
         assert mine["mlp.up.weight"] == ("F32", (end - begin, 4), raw(up[begin:end]))
         assert mine["mlp.down.weight"] == ("F32", (4, end - begin), raw(down[:, begin:end]))
         shard = open_shard(tmp_path / "out", rank)
-        zeros = 48 - (end - begin) if policy == "pad" else 0
+        zeros = 352 - (end - begin) if policy == "pad" else 0
         assert torch.equal(shard["mlp.up.weight"], pad(up[begin:end], (0, 0, 0, zeros)))
         assert torch.equal(shard["mlp.down.weight"], pad(down[:, begin:end], (0, zeros)))
     verify(tmp_path / "out")

@@ -41,7 +41,7 @@ def all_gather(site: Site) -> Step:
 
     def after_shorter(module: nn.Module, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         filled = pad(collectable(module, output), (0, most - output.shape[-1]))
-        return gathered(filled, -1, world_size, group).narrow(-1, 0, size)
+        return gathered(filled, -1, world_size, group).narrow(-1, 0, size).contiguous()
 
     return Step(after=after_shorter)
 
