@@ -30,7 +30,7 @@ from reshard.model import Model
 from reshard.plans import Plan, expand_conditions
 from reshard.shares import Shares, shares_of
 from reshard.surroundings import Surroundings
-from reshard.uneven import POLICIES, Uneven
+from reshard.uneven import POLICIES, Uneven, fit
 from reshard.wishes import Wishes
 
 
@@ -125,6 +125,7 @@ class _Resolver:
         placements.update((name, placement) for name, (_, placement) in divided.items())
         self._check_ties(placements)
         self._note_uneven(divided)
+        self._note_fine(divided)
         self._note_little(demands)
         return Resolution(
             tensors=self._placed(placements),
@@ -240,6 +241,17 @@ class _Resolver:
                 zeros = ", filled up with zeros where it runs" if axis.is_padded else ""
                 name = names[0] if len(names) == 1 else f"{kind} ({len(names)} tensors)"
                 self.notes[f"{name}: {most} of {axis.size} entries a rank, {least} on the last{zeros}"] = None
+
+    def _note_fine(self, divided: Mapping[str, tuple[Demand, Placement]]) -> None:
+        """Say where the grouped matrix products of torch will refuse parts of experts that were whole enough."""
+        kinds: dict[str, str] = {}
+        for name, (demand, placement) in divided.items():
+            for cut in demand.cuts:
+                if fit(cut.axis, placement.mesh, "pad", cut.grain) != cut.axis and not cut.shorter:
+                    most = numel(rank_runs(cut.axis, placement.mesh, 0))
+                    kinds[kind_of(name)] = f"{most} of {cut.axis.size} a rank are no multiple of {cut.grain.needed}"
+        for kind, what in kinds.items():
+            self.notes[f"{kind}: {what}: no 16 bytes, which torch's grouped_mm wants; --uneven pad gives them"] = None
 
     def _note_little(self, demands: Mapping[str, Demand]) -> None:
         """Say it where the ranks hold most of the model alike: every memory must have room for it."""

@@ -200,12 +200,11 @@ class Wishes:
             return None
         if self._is_vocabulary(style, module, size):
             return Wanted(dim, axis, unit, shorter=True)
-        if not self._world.uneven:
-            return Wanted(dim, axis, unit)
         # The grouped matrix products of experts want rows of 16 bytes.
         needed = max(1, 16 // atom(defining.dtype)[1]) if direct and len(defining.shape) > 2 else 1
-        known = self.axes.is_known(rule, style, name if direct else module)
-        return Wanted(dim, axis, unit, grain=Grain(lcm(*self._model.scale_blocks), needed), plain=not known)
+        grain = Grain(lcm(*self._model.scale_blocks), needed)
+        known = not self._world.uneven or self.axes.is_known(rule, style, name if direct else module)
+        return Wanted(dim, axis, unit, grain=grain, plain=not known)
 
     def _is_vocabulary(self, style: Style, module: str, size: int) -> bool:
         """Tell whether a dimension is the vocabulary, whose parts the steps take at any length: it may be odd."""
