@@ -6,6 +6,7 @@ other by columns.
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from manifests.errors import PlanError
@@ -65,8 +66,9 @@ class _Layer:
     def check(self) -> None:
         met: set[Side] = set()
         for side in self._sides:
-            if side.summed and (makers := self._makers(side)):
-                met |= {side, *makers}
+            if side.summed:
+                makers = [self._makers(side, Axis((segment,))) for segment in side.axis.segments]
+                met |= {side, *chain.from_iterable(makers)} if all(makers) else set()
         for side in self._sides:
             if side not in met and is_uneven(side.axis, side.mesh) and not self._is_shared_alike(side):
                 raise PlanError(
@@ -74,31 +76,33 @@ class _Layer:
                     "it cannot be shown what it meets; give its rule a layout"
                 )
 
-    def _makers(self, side: Side) -> list[Side]:
-        """Return the output features that a side meets, none if there are none."""
-        size = side.axis.size
+    def _makers(self, side: Side, features: Axis) -> list[Side]:
+        """Return the output features that a side's features meet, none if there are none."""
+        size = features.size
         possible = [other for other in self._sides if not other.summed and size in self._parts[other]]
         found = _nearest(side, possible, every=side.plain)
         for maker in found:
             axis = self._parts[maker][size]
-            alike = _owned(axis, maker.mesh, self._ranks) == _owned(side.axis, side.mesh, self._ranks)
-            permuted = not (side.plain or maker.plain) and self._shares(side) == self._shares(maker)
+            if not is_uneven(features, side.mesh) and not is_uneven(axis, maker.mesh):
+                continue
+            alike = _owned(axis, maker.mesh, self._ranks) == _owned(features, side.mesh, self._ranks)
+            permuted = not (side.plain or maker.plain) and self._shares(side) == self._shares(maker) != {}
             if not alike and not permuted:
                 raise PlanError(
-                    f"{self._label}: {side.name} is cut unevenly as {side.axis}, and {maker.name} as {axis}: "
+                    f"{self._label}: {side.name} is cut unevenly as {features}, and {maker.name} as {axis}: "
                     "it cannot be shown that they meet; give both a layout of the same factors"
                 )
         return found
 
     def _is_shared_alike(self, side: Side) -> bool:
-        if side.plain:
+        mine = self._shares(side)
+        if side.plain or not mine:
             return False
         beside = _nearest(side, [other for other in self._sides if other != side and not other.plain], every=True)
         others = beside or [other for other in self._every if other != side and not other.plain]
-        mine = self._shares(side)
         theirs = [self._shares(other) for other in others]
         # Heads over all ranks are those over kv and rep, if as many are on each.
-        return any(mine.items() <= shares.items() or mine.get("tp") == shares.get("tp") for shares in theirs)
+        return any(mine.items() <= shares.items() or mine["tp"] == shares.get("tp") for shares in theirs)
 
     def _shares(self, side: Side) -> Shares:
         return shares_of([(side.axis, side.mesh)], self._ranks)

@@ -166,6 +166,21 @@ def test_what_cannot_be_shown_to_meet_is_refused(tmp_path: Path) -> None:
     assert mentions(caught.value, "0.attn.o.weight", "nothing beside it")
 
 
+def test_features_of_two_kinds_are_shown_one_by_one(tmp_path: Path) -> None:
+    """Attention's output and a dense layer's go into one product, as in single blocks of Flux: 5 heads of 8, 21."""
+    tensors = {"0.v.weight": count(40, 4), "0.up.weight": count(21, 4), "0.out.weight": count(4, 61)}
+    folder = save(tmp_path / "m", tensors, {"num_heads": 5})
+    rules: dict[str, Any] = {"0.v": {"style": "colwise", "layout": "(H*, 8)"}, "0.up": "colwise"}
+    together = rules | {"0.out": {"style": "packed_rowwise", "layout": "(H*, 8) + (21*)"}}
+    split(folder, tmp_path / "out", tp=2, plan=together, uneven="ceil")
+    mine = of_rank(tmp_path / "out", 1, 2)
+    assert mine["0.out.weight"][2] == raw(tensors["0.out.weight"][:, [*range(24, 40), *range(51, 61)]])
+    for layout in ("(10*, 4) + (21*)", "(H*, 8) + (7*, 3)"):
+        with pytest.raises(PlanError) as caught:
+            plan(folder, tp=2, plan=rules | {"0.out": {"style": "packed_rowwise", "layout": layout}}, uneven="ceil")
+        assert mentions(caught.value, "0.out.weight", "cannot be shown")
+
+
 def test_attributes_differ_by_rank(tmp_path: Path) -> None:
     """5 heads on 2 ranks: 3 and 2, or 3 and 3 of which one is zeros."""
     tensors = {"attn.v.weight": count(20, 4), "attn.o.weight": count(4, 20)}
