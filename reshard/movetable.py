@@ -184,6 +184,10 @@ class MoveTable(Moves):
             kind.cast,
         )
 
+    def gathering(self) -> list[int]:
+        """Return the moves that do not take one source as it is, which nothing else takes."""
+        return [at for at, position in enumerate(self.order) if position in self.gathers] if self.gathers else []
+
     def targets(self, at: int) -> list[tuple[int, int]]:
         """Return the file and the first byte of every part of a move."""
         places = self.places

@@ -1,7 +1,6 @@
 """Splitting: carries out a plan of `reshard.planning` and publishes the result."""
 
-from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -13,9 +12,8 @@ from manifests.errors import CheckpointError
 from manifests.header import StoredTensor
 from manifests.manifest import MANIFEST_NAME, Manifest, Source, SourceFile, SplitFile, encoded
 from reshard.collecting import without_collector
-from reshard.engine import Hashes, run_program
+from reshard.engine import Hashes, hashes_in_files, run_program
 from reshard.engine.limits import BUDGET_NBYTES
-from reshard.movetable import targets_of
 from reshard.options import Options, refuse_unproved
 from reshard.planning import SplitPlan, default_output, locate, plan_split
 from reshard.program import Program
@@ -277,12 +275,13 @@ def _carry(planned: SplitPlan, folder: Path) -> dict[str, str]:
 
 def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str]) -> Manifest:
     resolution = planned.resolution
+    read, written = hashes_in_files(planned.program, hashes)
     return Manifest(
         key=planned.key,
         world_size=planned.world_size,
         layout=planned.layout,
         model=planned.model,
-        source=_build_source(planned, hashes),
+        source=_build_source(planned, read),
         plan=planned.rules,
         sizes=resolution.sizes,
         tensors=resolution.tensors,
@@ -295,7 +294,7 @@ def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str])
                 header=file.digest,
                 tensors=Extents(file.names, [shard.nbytes for shard in file.shards], tiles),
             )
-            for file, tiles in zip(planned.files, _tiles_of_files(planned, hashes), strict=True)
+            for file, tiles in zip(planned.files, written, strict=True)
         ),
         ties=resolution.ties,
         modules=resolution.modules,
@@ -304,55 +303,21 @@ def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str])
     )
 
 
-def _tiles_of_files(planned: SplitPlan, hashes: Hashes) -> list[str]:
-    """Return the hashes of every file's parts, in the order of its bytes, one after another."""
-    files = [_FileTiles() for _ in planned.files]
-    for targets, written in zip(targets_of(planned.program.moves), hashes.written, strict=True):
-        for (file, offset), tiles in zip(targets, written, strict=True):
-            files[file].add(offset, tiles)
-    return [file.in_order() for file in files]
-
-
-def _build_source(planned: SplitPlan, hashes: Hashes) -> Source:
+def _build_source(planned: SplitPlan, read: Sequence[str]) -> Source:
+    """Return the source, given the hashes of all that was read of every file."""
     checkpoint = planned.checkpoint
-    tiles = [_FileTiles() for _ in checkpoint.files]
-    for source, hashed in hashes.read.items():
-        tiles[source.file].add(source.offset, hashed)
     files = tuple(
         SourceFile(
             name=file.name,
             nbytes=file.nbytes,
             header=file.header.digest,
-            tensors=_build_stored(file.header.tensors, read.in_order(), planned.dropped),
+            tensors=_build_stored(file.header.tensors, tiles, planned.dropped),
             metadata=file.header.metadata,
         )
-        for file, read in zip(checkpoint.files, tiles, strict=True)
+        for file, tiles in zip(checkpoint.files, read, strict=True)
     )
     folder = checkpoint.folder
     return Source(files, checkpoint.index_name, folder.repo, folder.revision, planned.dropped)
-
-
-class _FileTiles:
-    """The hashes of what lies in one file, by where it begins."""
-
-    def __init__(self) -> None:
-        self._offsets = array("Q")
-        self._ends = array("Q")
-        self._hashes = bytearray()
-
-    def add(self, offset: int, tiles: Iterable[str]) -> None:
-        """Add the hashes of what begins at an offset."""
-        self._hashes += bytes.fromhex("".join(tiles))
-        self._offsets.append(offset)
-        self._ends.append(len(self._hashes))
-
-    def in_order(self) -> str:
-        """Return all hashes in the order of the file's bytes."""
-        if array("Q", sorted(self._offsets)) == self._offsets:
-            return self._hashes.hex()
-        order = sorted(range(len(self._offsets)), key=self._offsets.__getitem__)
-        begins = (0, *self._ends)
-        return "".join(self._hashes[begins[at] : begins[at + 1]].hex() for at in order)
 
 
 def _build_stored(tensors: Mapping[str, StoredTensor], tiles: str, dropped: Collection[str]) -> SourceTensors:
