@@ -1,6 +1,6 @@
 """Splitting: carries out a plan of `reshard.planning` and publishes the result."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -9,8 +9,8 @@ import xxhash
 
 from manifests.columns import Extents, Numbers, SourceTensors
 from manifests.errors import CheckpointError
-from manifests.header import StoredTensor
 from manifests.manifest import MANIFEST_NAME, Manifest, Source, SourceFile, SplitFile, encoded
+from manifests.stored import StoredTensors, Type
 from reshard.collecting import without_collector
 from reshard.engine import Hashes, hashes_in_files, run_program
 from reshard.engine.limits import BUDGET_NBYTES
@@ -175,10 +175,8 @@ def write_files(
         OutputError: A file cannot be written.
     """
     files = {file.name: file for file in planned.files}
-    # The headers are not kept while the bytes move.
-    paths = prepare(
-        folder, {name: (files[name].encode(), files[name].nbytes) for name in program.output_files}, journal
-    )
+    sized = {name: (files[name].header, files[name].nbytes) for name in program.output_files}
+    paths = prepare(folder, sized, journal)
     places = {file.name: file.path for file in planned.checkpoint.files if file.path is not None}
     sources = [places[name] for name in program.input_files]
     report = counted(progress, program.nbytes_read)
@@ -192,24 +190,25 @@ def write_files(
     return hashes
 
 
-def prepare(folder: Path, sized: Mapping[str, tuple[bytes, int]], journal: Path | None) -> list[Path]:
+def prepare(
+    folder: Path, sized: Mapping[str, tuple[Callable[[], Iterable[bytes]], int]], journal: Path | None
+) -> list[Path]:
     """Make the files that the engine writes, or leave them as they are if an earlier run made all of them.
 
     Args:
         folder: Where they are; nothing else is in it afterwards.
-        sized: The header and the bytes of every file, by name.
+        sized: What gives the header of every file, in pieces, and the bytes of the file, by name.
         journal: What the earlier run noted; removed if its files are not as they should be.
     """
     paths = [folder / name for name in sized]
-    made = all(is_sized(path, *sized[path.name]) for path in paths)
+    made = all(is_sized(folder / name, header(), nbytes) for name, (header, nbytes) in sized.items())
     for path in [*folder.iterdir()] if journal is not None else []:
         if not made or path.name not in sized:
             path.unlink()
     if journal is not None and not made:
         journal.unlink(missing_ok=True)
-    for path in paths:
-        if not made:
-            create_sized(path, *sized[path.name])
+    for name, (header, nbytes) in sized.items() if not made else ():
+        create_sized(folder / name, header(), nbytes)
     return paths
 
 
@@ -320,9 +319,13 @@ def _build_source(planned: SplitPlan, read: Sequence[str]) -> Source:
     return Source(files, checkpoint.index_name, folder.repo, folder.revision, planned.dropped)
 
 
-def _build_stored(tensors: Mapping[str, StoredTensor], tiles: str, dropped: Collection[str]) -> SourceTensors:
+def _build_stored(tensors: StoredTensors, tiles: str, dropped: Collection[str]) -> SourceTensors:
     """Return the tensors of a source file, in the order of its bytes."""
-    rows = sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end))
-    types = Numbers[tuple[str, tuple[int, ...]]]()
-    kinds = [types[stored.dtype, stored.shape] for _, stored in rows]
-    return SourceTensors([name for name, _ in rows], list(types), kinds, tiles, dropped)
+    names, types = tensors.names, tensors.types
+    spans = [*zip(tensors.begins, tensors.ends, strict=True)]
+    if spans != sorted(spans):
+        order = sorted(range(len(spans)), key=spans.__getitem__)
+        names, types = [names[at] for at in order], [types[at] for at in order]
+    numbers = Numbers[Type]()
+    known = {id(kind): numbers[kind] for kind in types}
+    return SourceTensors(names, list(numbers), [*map(known.__getitem__, map(id, types))], tiles, dropped)

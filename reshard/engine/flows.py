@@ -129,7 +129,7 @@ def groups(moves: Sequence[Move]) -> dict[int, list[int]]:
             for at in members[small]:
                 group_of[at] = large
             members[large] += members.pop(small)
-    return dict.fromkeys(group_of, []) | {min(group): sorted(group) for group in members.values()}
+    return {position: list[int]() for position in group_of} | {min(group): sorted(group) for group in members.values()}
 
 
 def _joined(moves: Sequence[Move], positions: Sequence[int]) -> Flow | None:

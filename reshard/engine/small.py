@@ -112,18 +112,22 @@ def _rows_of_moves(moves: Sequence[Move]) -> Rows:
     numbers: dict[Hashable, int] = {}
     rows: list[tuple[int, int, int, int, int]] = []
     for move in moves:
-        source, links = move.gathers[0] if move.gathers else (None, ())
-        if source is None or not _takes_all(move):
+        if not _takes_all(move):
             rows.append((0, 0, 0, 1, 0))
             continue
+        source = move.gathers[0].source
         # The runs of equal divisions are one object (`manifests.placement.dim_runs`), and the program keeps it.
         form = move.shape, move.item_nbytes, *(id(scatter.runs) for scatter in move.scatters)
         number = numbers.setdefault(form, len(numbers))
         rows.append((source.nbytes, source.file, source.offset, move.item_nbytes, number))
-    columns = np.array(rows, np.int64).reshape(-1, 5).T
+    nbytes, files, offsets, items, forms = np.array(rows, np.int64).reshape(-1, 5).T
     scatters = [scatter for move in moves for scatter in move.scatters]
     return Rows(
-        *columns,
+        nbytes,
+        files,
+        offsets,
+        items,
+        forms,
         np.array([*accumulate((len(move.scatters) for move in moves), initial=0)]),
         np.array([scatter.file for scatter in scatters], np.int64),
         np.array([scatter.offset for scatter in scatters], np.int64),
