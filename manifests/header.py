@@ -7,6 +7,8 @@ Source: the format section of the safetensors README (https://github.com/hugging
 """
 
 import os
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -289,15 +291,39 @@ def encoded_text(
     forms: dict[int, str] = {}
     for at in range(0, len(names), _ENCODED_AT_ONCE):
         some = slice(at, at + _ENCODED_AT_ONCE)
-        for kind in types[some]:
-            if id(kind) not in forms:
-                forms[id(kind)] = '"%s":' + _encode(_Entry(*kind, (0, 0))).replace("[0,0]}", "[%d,%d]}")
+        kinds = {id(kind): kind for kind in types[some]}
+        for key in kinds.keys() - forms.keys():
+            forms[key] = _form(kinds[key])
         form = ",".join(map(forms.__getitem__, map(id, types[some])))
         values: list[str | int] = [""] * (3 * len(names[some]))
         values[0::3], values[1::3], values[2::3] = _escaped(names[some]), begins[some], ends[some]
         yield (before + form % tuple(values)).encode()
         before = ","
     yield b"{}" if before == "{" else b"}"
+
+
+def text_nbytes(
+    names: Sequence[str], types: Sequence[Type], ends: Sequence[int], metadata: Mapping[str, str] | None
+) -> int:
+    """Return the bytes of what `encoded_text` yields for tensors without holes, whose ends ascend.
+
+    >>> text_nbytes(["a"], [("F32", (1,))], [4], None)
+    54
+    """
+    forms = {id(kind): len(_form(kind)) - len("%s%d%d") for kind in {id(kind): kind for kind in types}.values()}
+    nbytes = len("{}") + sum(forms[key] * count for key, count in Counter(map(id, types)).items())
+    nbytes += len("".join(_escaped(names)).encode()) + max(len(names) - 1, 0)
+    if metadata is not None:
+        nbytes += len(b'"__metadata__":' + msgspec.json.encode(metadata)) + bool(names)
+    # Every end has a digit, and one more from every power of ten on; every end but the last begins a tensor too.
+    digits = len(names) + sum(len(ends) - bisect_left(ends, 10**power) for power in range(1, 20))
+    first_and_last = bool(names) and len(str(ends[-1])) - len(str(0))
+    return nbytes + 2 * digits - first_and_last
+
+
+def _form(kind: Type) -> str:
+    """Return the form of an entry: name, begin and end are left open."""
+    return '"%s":' + _encode(_Entry(*kind, (0, 0))).replace("[0,0]}", "[%d,%d]}")
 
 
 def _escaped(names: Sequence[str]) -> Sequence[str]:

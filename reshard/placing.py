@@ -3,6 +3,7 @@
 All that does not fit is collected and reported at once, with the numbers of ranks that would do.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from math import prod
 from typing import NamedTuple
@@ -112,7 +113,7 @@ class _Resolver:
             mesh = mesh_for(demand, meshes, self.world)
             granted[id(demand)] = demand.placed(mesh or self.world.plain_mesh)
             self._check_summed(demand, granted[id(demand)])
-        placements.update((name, granted[id(demand)]) for name, demand in demands.items())
+        placements.update(zip(demands, map(granted.__getitem__, map(id, demands.values())), strict=True))
         self._check_ties(placements)
         self._note_shorter(demands)
         self._note_little(demands)
@@ -191,7 +192,12 @@ class _Resolver:
             )
 
     def _note_shorter(self, demands: Mapping[str, Demand]) -> None:
-        for name, demand in demands.items():
+        shorter = any(
+            cut.shorter
+            for demand in {id(demand): demand for demand in demands.values()}.values()
+            for cut in demand.cuts
+        )
+        for name, demand in demands.items() if shorter else ():
             for cut in demand.cuts:
                 if cut.shorter and cut.axis.size % self.world.size:
                     most = -(-cut.axis.size // self.world.size)
@@ -203,7 +209,7 @@ class _Resolver:
         tensors = self.model.tensors
         different = {id(tensor): tensor for tensor in tensors.values()}
         numel = {key: 0 if tensor.unused else prod(tensor.shape) for key, tensor in different.items()}
-        every = sum(numel[id(tensor)] for tensor in tensors.values())
+        every = sum(numel[key] * count for key, count in Counter(map(id, tensors.values())).items())
         whole = sum(numel[id(tensor)] for name, tensor in tensors.items() if name not in demands)
         if self.world.size > 1 and 2 * whole > every:
             share = 100 * whole // every

@@ -6,7 +6,8 @@ others, widest item first. The data starts at a multiple of 4096.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain, compress, pairwise
 from typing import NamedTuple
 
@@ -15,10 +16,12 @@ import xxhash
 from manifests.belonging import belonging
 from manifests.columns import Numbers
 from manifests.dtypes import atom, nbytes
-from manifests.header import DATA_ALIGNMENT, StoredTensor, encoded_text
+from manifests.errors import ReshardError
+from manifests.header import DATA_ALIGNMENT, StoredTensor, encoded_text, text_nbytes
 from manifests.manifest import Tensor
 from manifests.natural import natural_order
 from manifests.placement import counts, local_shape
+from manifests.stored import Type
 from reshard.movetable import FilePlaces
 
 ALIGNMENT = 64
@@ -48,28 +51,36 @@ class Shard(NamedTuple):
         return -(item_nbytes & -item_nbytes)
 
 
-class PlannedFile(NamedTuple):
+class PlannedFile:
     """A file before it is written.
 
     Attributes:
         name: Its name.
         owners: The ranks that open it.
         metadata: The ``__metadata__`` of its header.
-        data_offset: Where its data starts, in bytes from its start.
-        digest: xxh3-128 of the header's text.
         names: The tensors that it holds parts of, in order.
         shards: The parts.
         ends: Where each ends, in bytes from the start of the data.
+        data_offset: Where its data starts, in bytes from its start.
     """
 
-    name: str
-    owners: tuple[int, ...]
-    metadata: Mapping[str, str]
-    data_offset: int
-    digest: str
-    names: Sequence[str]
-    shards: Sequence[Shard]
-    ends: "array[int]"
+    def __init__(
+        self,
+        name: str,
+        owners: tuple[int, ...],
+        metadata: Mapping[str, str],
+        names: Sequence[str],
+        shards: Sequence[Shard],
+    ) -> None:
+        self.name = name
+        self.owners = owners
+        self.metadata = metadata
+        self.names = names
+        self.shards = shards
+        self.ends = array("Q", accumulate([shard.nbytes for shard in shards]))
+        unpadded = 8 + text_nbytes(names, self._types(), self.ends, metadata)
+        self.data_offset = unpadded + -unpadded % DATA_ALIGNMENT
+        self._digest = ""
 
     @property
     def nbytes(self) -> int:
@@ -77,9 +88,35 @@ class PlannedFile(NamedTuple):
         return self.data_offset + self.data_nbytes
 
     def header(self) -> Iterator[bytes]:
-        """Yield all bytes before its data, which are many and needed once."""
+        """Yield all bytes before its data, which are many and needed once.
+
+        Raises:
+            ReshardError: They are more or less than was planned; this is a fault of this program.
+        """
         yield (self.data_offset - 8).to_bytes(8, "little")
-        yield from _padded(_text(self.names, self.shards, self.ends, self.metadata))
+        hasher, nbytes = xxhash.xxh3_128(), 8
+        begins = array("Q", [0]) + self.ends[:-1] if self.ends else self.ends
+        for piece in encoded_text(self.names, self._types(), begins, self.ends, self.metadata):
+            hasher.update(piece)
+            nbytes += len(piece)
+            yield piece
+        padding = b" " * (-nbytes % DATA_ALIGNMENT)
+        if nbytes + len(padding) != self.data_offset:
+            raise ReshardError(f"{self.name}: its header takes {nbytes} bytes, {self.data_offset} planned")
+        hasher.update(padding)
+        self._digest = hasher.hexdigest()
+        yield padding
+
+    def _types(self) -> list[Type]:
+        types = {key: (shard.dtype, shard.shape) for key, shard in {id(shard): shard for shard in self.shards}.items()}
+        return [*map(types.__getitem__, map(id, self.shards))]
+
+    @property
+    def digest(self) -> str:
+        """xxh3-128 of the header's text; what was hashed when it was written is not hashed again."""
+        if not self._digest:
+            deque(self.header(), maxlen=0)
+        return self._digest
 
     @property
     def data_nbytes(self) -> int:
@@ -227,26 +264,4 @@ def build_file(
     if len(set(orders.values())) > 1:
         order = sorted(range(len(shards)), key=lambda position: orders[id(shards[position])])
         names, shards = [names[position] for position in order], [shards[position] for position in order]
-    ends = array("Q", accumulate([shard.nbytes for shard in shards]))
-    hasher, data_offset = xxhash.xxh3_128(), 8
-    for piece in _padded(_text(names, shards, ends, metadata)):
-        hasher.update(piece)
-        data_offset += len(piece)
-    return PlannedFile(name, owners, metadata, data_offset, hasher.hexdigest(), names, shards, ends)
-
-
-def _text(
-    names: Sequence[str], shards: Sequence[Shard], ends: "array[int]", metadata: Mapping[str, str]
-) -> Iterator[bytes]:
-    types = {id(shard): (shard.dtype, shard.shape) for shard in shards}
-    begins = array("Q", [0]) + ends[:-1] if ends else ends
-    return encoded_text(names, [*map(types.__getitem__, map(id, shards))], begins, ends, metadata)
-
-
-def _padded(text: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the text of a header, then what makes the data after it and the 8 bytes before it aligned."""
-    nbytes = 8
-    for piece in text:
-        nbytes += len(piece)
-        yield piece
-    yield b" " * (-nbytes % DATA_ALIGNMENT)
+    return PlannedFile(name, owners, metadata, names, shards)

@@ -322,10 +322,10 @@ def _build_source(planned: SplitPlan, read: Sequence[str]) -> Source:
 def _build_stored(tensors: StoredTensors, tiles: str, dropped: Collection[str]) -> SourceTensors:
     """Return the tensors of a source file, in the order of its bytes."""
     names, types = tensors.names, tensors.types
-    spans = [*zip(tensors.begins, tensors.ends, strict=True)]
-    if spans != sorted(spans):
+    if any([*column] != sorted(column) for column in (tensors.begins, tensors.ends)):
+        spans = [*zip(tensors.begins, tensors.ends, strict=True)]
         order = sorted(range(len(spans)), key=spans.__getitem__)
         names, types = [names[at] for at in order], [types[at] for at in order]
     numbers = Numbers[Type]()
-    known = {id(kind): numbers[kind] for kind in types}
+    known = {key: numbers[kind] for key, kind in {id(kind): kind for kind in types}.items()}
     return SourceTensors(names, list(numbers), [*map(known.__getitem__, map(id, types))], tiles, dropped)

@@ -88,23 +88,25 @@ class Wishes:
         Tensors that differ in nothing but the numbers of their names are decided together: plain wishes of these are
         one object, which has the name of the first.
         """
-        decided: dict[Hashable, tuple[str, Demand | Placement, bool]] = {}
+        decided: dict[Hashable, tuple[Rule | None, Demand | Placement, bool]] = {}
         plain = self.axes.same_in_layers
-        for name, kind in zip(self.tensors, alike(self.tensors, self.numbers()), strict=True):
+        kinds = alike(self.tensors, self.numbers())
+        for name, tensor, kind in zip(self.tensors, self.tensors.values(), kinds, strict=True):
             weight = plain and name.endswith(".weight")
-            key = (kind, id(self.tensors[name])) if weight else self._kind(name, kind)
+            key = (kind, id(tensor)) if weight else self._kind(name, kind)
             found = decided.get(key)
             if found is None:
                 self.axes.looked_beside = False
                 wish = self._of(name)
                 style = resolve_style(self.rules[name].style) if name in self.rules else None
                 if not self.axes.looked_beside and not (style and style.own):
-                    decided[key] = name, wish, not isinstance(wish, Demand) or wish.is_plain
+                    shared = not isinstance(wish, Demand) or wish.is_plain
+                    decided[key] = self.rules.get(name), wish, shared
                 yield name, wish
                 continue
-            first, wish, shared = found
-            if first in self.rules:
-                self.rules[name] = self.rules[first]
+            rule, wish, shared = found
+            if rule is not None:
+                self.rules[name] = rule
             yield name, wish if shared or not isinstance(wish, Demand) else wish.renamed(name)
 
     def numbers(self) -> set[str]:

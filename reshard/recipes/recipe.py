@@ -39,7 +39,8 @@ LookupOf = Callable[[str], Lookup]
 
 def stored_tensors(tensors: StoredTensors) -> dict[str, RuntimeTensor]:
     """Return the tensors under their stored names and in their stored layout."""
-    alike = {id(kind): _alike(*kind) for kind in tensors.types}
+    different = {id(kind): kind for kind in tensors.types}
+    alike = {key: _alike(*kind) for key, kind in different.items()}
     return dict(zip(tensors.names, map(alike.__getitem__, map(id, tensors.types)), strict=True))
 
 
