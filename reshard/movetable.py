@@ -76,10 +76,15 @@ class Places:
         numbers, ranks = (array("I", bytes(free[-1] * 4)) for _ in range(2))
         offsets = array("Q", bytes(free[-1] * 8))
         for number, file in enumerate(files):
-            for position, offset in zip(held[id(file.names)], file.offsets, strict=False):
-                at = free[position]
+            mine = held[id(file.names)]
+            places = [*map(free.__getitem__, mine)]
+            for position, at, offset in zip(mine, places, file.offsets, strict=False):
+                offsets[at] = offset
                 free[position] = at + 1
-                numbers[at], offsets[at], ranks[at] = number, offset, file.rank
+            for at in places if number else ():
+                numbers[at] = number
+            for at in places if file.rank else ():
+                ranks[at] = file.rank
         return Places(counts, numbers, offsets, ranks)
 
     @staticmethod

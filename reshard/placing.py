@@ -96,13 +96,9 @@ class _Resolver:
     def run(self) -> Resolution:
         if self.world.experts > 1 and not self.plan.expert_rules:
             raise PlanError(f"{self.plan.label}: ep {self.world.experts}: has no rules that divide experts")
-        demands: dict[str, Demand] = {}
-        placements: dict[str, Placement] = {}
-        for name, wish in self.wishes.all():
-            if isinstance(wish, Demand):
-                demands[name] = wish
-            else:
-                placements[name] = wish
+        wishes = self.wishes.all()
+        demands = {name: wish for name, wish in wishes.items() if isinstance(wish, Demand)}
+        placements = {name: wish for name, wish in wishes.items() if isinstance(wish, Placement)}
         surroundings = Surroundings(self.plan, self.world, self.wishes)
         modules = surroundings.modules(demands)
         self._check_rules_used()
@@ -134,9 +130,11 @@ class _Resolver:
         for name, tensor in self.model.tensors.items():
             placement = placements.get(name, REPLICATED)
             key = id(tensor), id(placement)
-            if key not in shared:
-                shared[key] = Tensor(tensor.dtype, tensor.shape, placement, tensor.parts, tensor.unused)
-            placed[name] = shared[key]
+            found = shared.get(key)
+            if found is None:
+                found = Tensor(tensor.dtype, tensor.shape, placement, tensor.parts, tensor.unused)
+                shared[key] = found
+            placed[name] = found
         return placed
 
     def _check_rules_used(self) -> None:
