@@ -90,6 +90,13 @@ class Demand(NamedTuple):
         return _placed(self.cuts, mesh, self.partial)
 
 
+class Granted(NamedTuple):
+    """A wish as it was granted, with the placement that does it."""
+
+    demand: Demand
+    placement: Placement
+
+
 @lru_cache(maxsize=4096)
 def _placed(cuts: tuple[Wanted, ...], mesh: Mesh, partial: bool) -> Placement:
     return Placement(tuple(Cut(cut.dim, str(cut.axis), cut.unit) for cut in cuts), mesh, partial)

@@ -165,7 +165,12 @@ def _in_order(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
 
 def _model_nbytes(tensors: Mapping[str, Tensor]) -> int:
     """Return the bytes of the running model's own tensors, each counted once."""
-    return sum(tensor_nbytes(tensor.dtype, tensor.shape) for tensor in tensors.values() if not tensor.unused)
+    different = {id(tensor): tensor for tensor in tensors.values()}
+    return sum(
+        tensor_nbytes(different[key].dtype, different[key].shape) * count
+        for key, count in Counter(map(id, tensors.values())).items()
+        if not different[key].unused
+    )
 
 
 def _files(files: Sequence[PlannedFile] | Sequence[SplitFile]) -> list[Facts]:

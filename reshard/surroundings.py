@@ -173,7 +173,7 @@ class Surroundings:
     def with_inputs(self, modules: Mapping[str, Module], meshes: Mapping[str, Mesh]) -> dict[str, Module]:
         """Return the modules with the arguments of which every rank takes its part; of one rank it is all."""
         completed = dict(modules)
-        if self._world.size == 1:
+        if self._world.size == 1 or not self._plan.inputs:
             return completed
         for module, bindings in self._fitting(self._plan.inputs):
             own = completed.get(module, Module("replicate"))

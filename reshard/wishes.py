@@ -3,10 +3,11 @@
 One rule decides for all tensors of a module, so a bias is always cut by the blocks of its weight.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from math import lcm
 from types import NotImplementedType
 
+from manifests.columns import Numbers
 from manifests.dtypes import atom
 from manifests.errors import PlanError
 from manifests.layout import Axis, Factor, Segment
@@ -85,30 +86,40 @@ class Wishes:
         self.rules: dict[str, Rule] = {}
         self.effective: set[str] = set()
 
-    def all(self) -> Iterator[tuple[str, Demand | Placement]]:
-        """Yield every tensor with the wish to divide it, or with its placement where that is no question of numbers.
+    def all(self) -> dict[str, Demand | Placement]:
+        """Return for every tensor the wish to divide it, or its placement where that is no question of numbers.
 
         Tensors that differ in nothing but the numbers of their names are decided together: plain wishes of these are
         one object, which has the name of the first.
         """
-        decided: dict[Hashable, tuple[str, Demand | Placement, bool]] = {}
         plain = self.axes.same_in_layers
-        for name, kind in zip(self.tensors, alike(self.tensors, self.numbers()), strict=True):
-            weight = plain and name.endswith(".weight")
-            key = (kind, id(self.tensors[name])) if weight else self._kind(name, kind)
-            found = decided.get(key)
-            if found is None:
-                self.axes.looked_beside = False
-                wish = self._of(name)
-                style = resolve_style(self.rules[name].style) if name in self.rules else None
-                if not self.axes.looked_beside and not (style and style.own):
-                    decided[key] = name, wish, not isinstance(wish, Demand) or wish.is_plain
-                yield name, wish
-                continue
-            first, wish, shared = found
-            if first in self.rules:
-                self.rules[name] = self.rules[first]
-            yield name, wish if shared or not isinstance(wish, Demand) else wish.renamed(name)
+        kinds = zip(self.tensors, self.tensors.values(), alike(self.tensors, self.numbers()), strict=True)
+        numbers = Numbers[Hashable]()
+        together = [
+            numbers[(kind, id(tensor)) if plain and name.endswith(".weight") else self._kind(name, kind)]
+            for name, tensor, kind in kinds
+        ]
+        first = dict(zip(reversed(together), reversed(self.tensors), strict=True))
+        decided = [self._decide(first[number]) for number in range(len(numbers))]
+        rules = [self.rules.get(first[number]) for number in range(len(numbers))]
+        self.rules.update(
+            (name, rule) for name, number in zip(self.tensors, together, strict=True) if (rule := rules[number])
+        )
+        own = {number for number, (wish, alone) in enumerate(decided) if alone or not _is_shared(wish)}
+        wishes: dict[str, Demand | Placement] = {}
+        for name, number in zip(self.tensors, together, strict=True):
+            wish, alone = decided[number]
+            if number in own and name != first[number]:
+                wish = self._decide(name)[0] if alone or not isinstance(wish, Demand) else wish.renamed(name)
+            wishes[name] = wish
+        return wishes
+
+    def _decide(self, name: str) -> tuple[Demand | Placement, bool]:
+        """Return the wish for a tensor, and whether tensors of its kind may have other ones."""
+        self.axes.looked_beside = False
+        wish = self._of(name)
+        style = resolve_style(self.rules[name].style) if name in self.rules else None
+        return wish, self.axes.looked_beside or bool(style and style.own)
 
     def numbers(self) -> set[str]:
         """Return the numbers in names that matter to rules, axes or sizes, as texts."""
@@ -228,6 +239,11 @@ class Wishes:
         if size == 1:
             return None
         raise PlanError(f"{self._plan.label}: {name}: dim {dim} has {size} entries, the axis of its module {axis.size}")
+
+
+def _is_shared(wish: Demand | Placement) -> bool:
+    """Tell whether a wish is the same for all tensors of its kind."""
+    return not isinstance(wish, Demand) or wish.is_plain
 
 
 def _dim(rule: Rule, style: Style, tensor: RuntimeTensor, name: str) -> int:
