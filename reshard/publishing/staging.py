@@ -168,15 +168,19 @@ def _is_bare(folder: Path) -> bool:
 
 def _remove(folder: Path) -> None:
     """Remove a hidden folder, its owner last, so that one that is removed in part is still known to be left."""
-    from shutil import rmtree
-
     with suppress(OSError):
         for path in sorted(folder.iterdir(), key=lambda path: path.name.startswith(PREFIX)):
             if path.is_dir():
-                rmtree(path, ignore_errors=True)
+                _remove_tree(path)
             else:
                 path.unlink(missing_ok=True)
         folder.rmdir()
+
+
+def _remove_tree(folder: Path) -> None:
+    from shutil import rmtree
+
+    rmtree(folder, ignore_errors=True)
 
 
 def _remove_bare(folder: Path) -> None:
@@ -269,8 +273,6 @@ def take_away(staging: Path) -> None:
     Whoever publishes it afterwards finds nothing to rename; if it was published already, nothing is removed.
     """
     removed = staging.with_name(f"{staging.name}-{os.urandom(6).hex()}")
-    from shutil import rmtree
-
     with suppress(OSError):
         staging.rename(removed)
-        rmtree(removed, ignore_errors=True)
+        _remove_tree(removed)
