@@ -14,6 +14,8 @@ def run() -> None:
     Python would take everything down piece by piece, for as long as it took to import it, or to plan.
     """
     gc.set_threshold(_FEW_SEARCHES)
+    # Nothing here multiplies matrices; numpy would start a thread for every processor, and they wait by spinning.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from reshard.cli import main
 
     try:
