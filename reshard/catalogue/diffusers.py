@@ -3,20 +3,20 @@
 A configuration of diffusers names its class (``_class_name``) and no model type. Stored names are those of the model.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.resources import files
 from math import prod
 from typing import Any
+
+import msgspec
 
 from manifests.errors import CheckpointError, PlanError
 from manifests.expression import MAX_SIZE
 from manifests.shown import shown
 from reshard.catalogue.architecture import Architecture
 from reshard.catalogue.builtin import build_bindings
-from reshard.catalogue.tables import ours
+from reshard.catalogue.tables import FOLDER, Entries, ours
 from reshard.plans import AxisBinding, Plan, build_inputs, build_rule
 
 FUSED = {"to_qkv": ("to_q", "to_k", "to_v"), "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj")}
@@ -34,17 +34,15 @@ ADAPTERS = {
 @cache
 def exported() -> dict[str, Any]:
     """Return the content of ``diffusers.json``."""
-    content: dict[str, Any] = json.loads(files(__package__).joinpath("diffusers.json").read_text("utf-8"))
+    content: dict[str, Any] = msgspec.json.decode((FOLDER / "diffusers.json").read_bytes())
     return content
 
 
 @cache
-def classes() -> dict[str, Any]:
-    """Return the entry of every class that has a plan; one that is ``like`` another has its tables too."""
-    mine = ours()["classes"]
-    return {
-        name: {**mine.get(table.get("like", ""), {}), **table} for name, table in (mine | exported()["classes"]).items()
-    }
+def classes() -> Mapping[str, Any]:
+    """Return the entry of every class that has a plan."""
+    mine, theirs = ours()["classes"], exported()["classes"]
+    return Entries((*mine, *theirs), lambda name: theirs.get(name) or mine[name])
 
 
 def class_names() -> tuple[str, ...]:
