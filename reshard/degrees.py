@@ -27,6 +27,7 @@ class Wanted(NamedTuple):
         unit: Elements of the axis that one entry stands for.
         shorter: Whether the last rank's part may be shorter than the others'; none may be empty.
         grain: Where it may be cut if it does not divide.
+        summed: Whether it is input features, along which the ranks' products are added up.
         plain: Whether nothing is known of it but its size.
     """
 
@@ -35,6 +36,7 @@ class Wanted(NamedTuple):
     unit: int = 1
     shorter: bool = False
     grain: Grain = Grain()
+    summed: bool = False
     plain: bool = False
 
     def fitted(self, mesh: Mesh, policy: Uneven) -> "Wanted":

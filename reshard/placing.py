@@ -221,7 +221,7 @@ class _Resolver:
                 groups.setdefault(group, set()).add((cut.axis, placement.mesh))
                 if cut.axis.mesh_axes() == {"ep"}:
                     continue
-                sides.append(Side(name, cut.axis, placement.mesh, style.cuts == "in", cut.plain))
+                sides.append(Side(name, cut.axis, placement.mesh, cut.summed, cut.plain))
         check_meeting(sides, self.world.size, self.plan.label)
         shares = {axes: shares_of(axes, self.world.size) for axes in {frozenset(axes) for axes in groups.values()}}
         return {group: shares[frozenset(axes)] for group, axes in groups.items()}

@@ -215,7 +215,7 @@ class Wishes:
         needed = max(1, 16 // atom(defining.dtype)[1]) if direct and len(defining.shape) > 2 else 1
         grain = Grain(lcm(*self._model.scale_blocks), needed)
         known = not self._world.uneven or self.axes.is_known(rule, style, name if direct else module)
-        return Wanted(dim, axis, unit, grain=grain, plain=not known)
+        return Wanted(dim, axis, unit, grain=grain, summed=style.cuts == "in", plain=not known)
 
     def _is_vocabulary(self, style: Style, module: str, size: int) -> bool:
         """Tell whether a dimension is the vocabulary, whose parts the steps take at any length: it may be odd."""
