@@ -41,7 +41,7 @@ def attach(module: nn.Module, shard: Shard, *, convert: Convert | None = None, a
         owner.register_parameter(leaf, source_owner.get_parameter(source_leaf))
     for name, values in shard.manifest.attributes.items():
         for attribute, value in values.items():
-            _set_attribute(modules[name], attribute, value)
+            _set_attribute(modules[name], attribute, value[shard.rank] if isinstance(value, tuple) else value)
 
 
 def check_fits(module: nn.Module, shard: Shard, *, dtypes: Literal["same", "any float", "any"] = "same") -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from loader.agreement import Agreement, versions
 from loader.attaching import attach, check_fits
 from loader.dtypes import TORCH_DTYPES
+from loader.filling import filled
 from loader.group import Place, kept
 from loader.guard import align_sampling, refuse_unsafe
 from loader.hooks import check_fresh, check_modules, install_hooks
@@ -32,6 +33,7 @@ def parallelize(
     *,
     tp: int | None = None,
     ep: int = 1,
+    uneven: str = "",
     group: dist.ProcessGroup | None = None,
 ) -> None:
     """Cut a model in place: this process keeps its rank's part, and the collectives are put around the forwards.
@@ -44,6 +46,7 @@ def parallelize(
         plan: A plan, the file of one (`docs/plans.md`), or None for the built-in one of its class.
         tp: Number of ranks; that of the group if not given.
         ep: Over how many of the ranks experts are divided; 1 leaves all experts on every rank.
+        uneven: What becomes of what the ranks do not divide: "ceil" or "pad" (`docs/plans.md`); empty to refuse it.
         group: The ranks that compute together; the default group if not given.
 
     Raises:
@@ -58,7 +61,7 @@ def parallelize(
     agreement = Agreement(Place(rank, world_size, group))
     with agreement.refusing():
         _refuse_unsuitable(model)
-        manifest = _decide(model, plan, world_size, ep)
+        manifest = _decide(model, plan, world_size, ep, uneven)
         agreement.arrive({"split": manifest.key, "version": versions("transformers")})
         part = _Part(model, manifest, rank)
         check_fits(model, part)
@@ -92,13 +95,16 @@ def _refuse_unsuitable(model: nn.Module) -> None:
             raise LoadError(f"{name}: {parameter_name} is a DTensor, divided already; build the model anew")
 
 
-def _decide(model: nn.Module, plan: Mapping[str, Any] | Path | str | None, world_size: int, ep: int) -> Manifest:
+def _decide(
+    model: nn.Module, plan: Mapping[str, Any] | Path | str | None, world_size: int, ep: int, uneven: str
+) -> Manifest:
     """Return the manifest that a split of the model would have, without files."""
     from reshard.resolving import resolve_model
 
     name = type(model).__name__
     tensors, ties = tensors_of(model)
-    resolved = resolve_model(tensors, config_of(model), plan, world_size, ties=ties, label=name, experts=ep)
+    chosen: dict[str, Any] = {"experts": ep, "uneven": uneven}
+    resolved = resolve_model(tensors, config_of(model), plan, world_size, ties=ties, label=name, **chosen)
     resolution = resolved.resolution
     return Manifest(
         key=digest_of([world_size, ep, resolution.tensors, resolution.modules, resolution.attributes, resolution.ties]),
@@ -180,4 +186,4 @@ def _cut(whole: torch.Tensor, tensor: Tensor, rank: int) -> torch.Tensor:
         if spans != [(0, 0, whole.shape[dim])]:
             chosen = [torch.arange(src, src + length, device=whole.device) for _, src, length in spans]
             part = part.index_select(dim, torch.cat(chosen))
-    return part.view(whole.dtype)
+    return filled(part.view(whole.dtype), tensor, rank)

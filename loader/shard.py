@@ -7,6 +7,7 @@ import torch
 
 from loader.dtypes import torch_dtype, torch_shape
 from loader.files import Opening, ShardFile
+from loader.filling import filled
 from loader.ways import Check, Way, choose_check, choose_way
 from manifests.dtypes import nbytes
 from manifests.errors import LoadError, ManifestError
@@ -20,7 +21,7 @@ AnyManifest = Manifest | RuntimeManifest
 
 
 class Shard(Mapping[str, torch.Tensor]):
-    """The tensors that one rank needs, each a view made when it is asked for.
+    """The tensors that one rank needs, each a view made when it is asked for, or a copy if it is filled up with zeros.
 
     Attributes:
         manifest: What a loader needs of the split's manifest.
@@ -80,8 +81,9 @@ class Shard(Mapping[str, torch.Tensor]):
         shape = local_shape(tensor.placement, tensor.dtype, tensor.shape, self.rank)
         if not counts(tensor.placement, self.rank):
             # It is another rank's alone: zeros here, so that the sum over the ranks counts it once.
-            return torch.zeros(torch_shape(tensor.dtype, shape), dtype=torch_dtype(tensor.dtype), device=self.device)
-        return self._homes[name].tensor(name, tensor.dtype, shape)
+            zeros = torch.zeros(torch_shape(tensor.dtype, shape), dtype=torch_dtype(tensor.dtype), device=self.device)
+            return filled(zeros, tensor, self.rank)
+        return filled(self._homes[name].tensor(name, tensor.dtype, shape), tensor, self.rank)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -93,6 +93,11 @@ def check_runtime(manifest: Any) -> None:  # noqa: ANN401 - a manifest, or what 
         for mesh, axis in [(module.mesh, module.axis), *((entry.mesh, entry.axis) for entry in module.inputs)]:
             if problem := _mesh_problem(mesh, manifest.world_size) or _axis_problem(axis):
                 raise ManifestError(f"modules: {shown_name(name)}: {problem}")
+    for name, values in manifest.attributes.items():
+        for attribute, value in values.items():
+            if isinstance(value, tuple) and len(value) != manifest.world_size:
+                where = f"{shown_name(name)}: {shown_name(attribute)}"
+                raise ManifestError(f"attributes: {where}: {len(value)} numbers for {manifest.world_size} ranks")
 
 
 def _different(tensors: Mapping[str, Tensor]) -> Iterable[tuple[str, Tensor]]:

@@ -12,6 +12,9 @@ from manifests.runs import Count, Positive, Run
 FORMAT = "reshard"
 VERSION = 2
 
+PerRank = int | tuple[int, ...]
+"""A number for all ranks, or one for each."""
+
 
 class Link(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How one dimension of a source runs into one dimension of a tensor.
@@ -201,7 +204,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         files: Every safetensors file.
         ties: Parameters that are another one: name to name.
         modules: What happens around the forward of modules, by module name.
-        attributes: What to set on modules, the same on every rank: module name to attribute to value.
+        attributes: What to set on modules: module name to attribute to value, one for all ranks or one for each.
         carried: xxh3-128 of every other file that was carried over.
         digest: xxh3-128 of this manifest, encoded with an empty digest.
     """
@@ -219,6 +222,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[SplitFile, ...]
     ties: dict[str, str]
     modules: dict[str, Module]
-    attributes: dict[str, dict[str, int]]
+    attributes: dict[str, dict[str, PerRank]]
     carried: dict[str, str]
     digest: str = ""

@@ -3,7 +3,7 @@
     formula  := choice of sums          "head_dim | hidden_size / num_attention_heads"; parentheses go around sums
     axis     := segment + segment ...   "q:(KV@kv, g@rep, hd) + k:(KV@kv, hd) + v:(KV@kv, hd)"
     segment  := [name:] (factor, ...)   the last factor may be a nested [axis]
-    factor   := formula [*|@mesh-axis]  a trailing * is @tp
+    factor   := formula [[~] * | [~] @mesh-axis]  a trailing * is @tp; ~ fills shorter parts up with zeros
 
 ``a | b`` is ``a`` unless a name in it is unknown. A division must have no remainder. A number may stand directly before
 a name (``3hd``). ``?`` is a name that callers bind to what remains of a dimension.
@@ -11,12 +11,14 @@ a name (``3hd``). ``?`` is a name that callers bind to what remains of a dimensi
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
+from typing import TypeVar
 
 from manifests.errors import PlanError
 from manifests.layout import Axis, Factor, Segment
 from manifests.shown import shown
 
-_TOKEN = re.compile(r"\s*(?:(?P<number>[0-9]+)|(?P<name>[A-Za-z_][\w.]*|\?)|(?P<mark>[-+*/|@,:()\[\]]))")
+_TOKEN = re.compile(r"\s*(?:(?P<number>[0-9]+)|(?P<name>[A-Za-z_][\w.]*|\?)|(?P<mark>[-+*/|@~,:()\[\]]))")
 
 MAX_SIZE = 1 << 63
 """No number on the way to a size reaches it."""
@@ -27,6 +29,9 @@ MAX_BLOCKS = 1 << 16
 MAX_FACTORS = 32
 """In a segment; models have four."""
 
+Number = int | Fraction
+"""A size, or what divides one: a rank's share of what is unevenly divided is no whole number."""
+Size = TypeVar("Size", int, Number)
 Lookup = Callable[[str], int | None]
 
 
@@ -42,7 +47,7 @@ class UnknownSizeError(PlanError):
         self.name = name
 
 
-def evaluate(text: str, lookup: Lookup) -> int:
+def evaluate(text: str, lookup: Callable[[str], Number | None]) -> int:
     """Return the value of a formula.
 
     Args:
@@ -51,7 +56,7 @@ def evaluate(text: str, lookup: Lookup) -> int:
 
     Raises:
         UnknownSizeError: No alternative has all its names known.
-        PlanError: The text is no formula, or a division leaves a remainder.
+        PlanError: The text is no formula, or a division leaves a remainder, or it comes to no whole number.
 
     >>> evaluate("head_dim | hidden / heads", {"hidden": 576, "heads": 9}.get)
     64
@@ -100,7 +105,7 @@ def _blocks(axis: Axis) -> int:
 class _Parser:
     """Recursive descent over one text; every method consumes what it is named after."""
 
-    def __init__(self, text: str, lookup: Lookup) -> None:
+    def __init__(self, text: str, lookup: Callable[[str], Number | None]) -> None:
         self.text = text
         self.lookup = lookup
         self.tokens = _tokenize(text)
@@ -125,7 +130,7 @@ class _Parser:
             raise PlanError(f"{shown(self.text)}: {shown(self.peek())} is not understood here")
 
     def formula(self) -> int:
-        chosen: int | None = None
+        chosen: Number | None = None
         missing: list[str] = []
         while True:
             unknown: list[str] = []
@@ -140,16 +145,18 @@ class _Parser:
         self.idle = False
         if chosen is None:
             raise UnknownSizeError(f"{shown(self.text)}: the size {shown(missing[0])} is not known", name=missing[0])
-        return chosen
+        if chosen.denominator != 1:
+            raise PlanError(f"{shown(self.text)}: comes to {chosen}, no whole number")
+        return int(chosen)
 
-    def _sum(self, unknown: list[str]) -> int:
+    def _sum(self, unknown: list[str]) -> Number:
         value = self._product(unknown)
         while self.peek() in ("+", "-"):
             sign = 1 if self.take() == "+" else -1
             value = self._bounded(value + sign * self._product(unknown))
         return value
 
-    def _product(self, unknown: list[str]) -> int:
+    def _product(self, unknown: list[str]) -> Number:
         value = self._operand(unknown)
         while True:
             if self.peek() == "/":
@@ -161,14 +168,14 @@ class _Parser:
             else:
                 return value
 
-    def _divide(self, value: int, divisor: int, unknown: list[str]) -> int:
+    def _divide(self, value: Number, divisor: Number, unknown: list[str]) -> Number:
         if unknown or self.idle:
             return value
         if divisor == 0 or value % divisor:
             raise PlanError(f"{shown(self.text)}: {value} / {divisor} is not a whole number")
         return value // divisor
 
-    def _operand(self, unknown: list[str]) -> int:
+    def _operand(self, unknown: list[str]) -> Number:
         token = self.take()
         if token == "(":
             self._nest("parentheses")
@@ -188,8 +195,8 @@ class _Parser:
             return 1
         return value
 
-    def _bounded(self, value: int) -> int:
-        if abs(value) >= MAX_SIZE:
+    def _bounded(self, value: Size) -> Size:
+        if not -MAX_SIZE < value < MAX_SIZE:
             raise PlanError(f"{shown(self.text)}: comes to a number of 2^63 or more, which no size is")
         return value
 
@@ -242,16 +249,14 @@ class _Parser:
         size = self.formula()
         if size < 0:
             raise PlanError(f"{shown(self.text)}: a factor is {size}; sizes are whole numbers from 0")
-        if self.peek() == "*":
+        padded = self.peek() == "~"
+        if padded:
             self.take()
-            return Factor(size, "tp")
-        if self.peek() == "@":
-            self.take()
-            name = self.take()
-            if not name.isidentifier():
-                raise PlanError(f"{shown(self.text)}: {shown(name)} after @ is no name of a mesh axis")
-            return Factor(size, name)
-        return Factor(size)
+        mark = self.take("*", "@") if padded or self.peek() in ("*", "@") else ""
+        name = self.take() if mark == "@" else "tp" if mark else ""
+        if mark == "@" and not name.isidentifier():
+            raise PlanError(f"{shown(self.text)}: {shown(name)} after @ is no name of a mesh axis")
+        return Factor(size, name, padded)
 
 
 def _tokenize(text: str) -> list[str]:

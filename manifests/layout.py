@@ -12,7 +12,8 @@ mesh axis; the last factor may be a nested axis. Every way in which models pack 
 
 A mesh factors the world: ``(("kv", 3), ("rep", 2))`` places rank ``r`` at kv ``r // 2``, rep ``r % 2``. A factor that
 is not divided over a mesh axis is copied along it, which is all that there is to key and value heads fewer than ranks.
-``*`` divides over all ranks.
+``*`` divides over all ranks. ``~`` before either marks a factor whose shorter parts are filled up with zeros where they
+run, so that all ranks have as many units: ``(5~*)`` is 3, 3 at 2 ranks, the last of them zero. Files hold no zeros.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,15 +25,16 @@ from manifests.runs import Positive, Runs, Span, fold
 
 
 class Factor(NamedTuple):
-    """``size`` units, divided over the mesh axis ``on`` if one is named."""
+    """``size`` units, divided over the mesh axis ``on`` if one is named; ``padded`` if shorter parts get zeros."""
 
     size: int
     on: str = ""
+    padded: bool = False
 
     def __str__(self) -> str:
         if not self.on:
             return str(self.size)
-        return f"{self.size}*" if self.on == "tp" else f"{self.size}@{self.on}"
+        return f"{self.size}{'~' if self.padded else ''}{'*' if self.on == 'tp' else f'@{self.on}'}"
 
 
 class Segment(NamedTuple):
@@ -76,6 +78,11 @@ class Axis(NamedTuple):
     def mesh_axes(self) -> frozenset[str]:
         """Return the names of the mesh axes over which some factor is divided."""
         return frozenset(factor.on for factor in self.all_factors() if factor.on)
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether parts may be filled up with zeros."""
+        return any(factor.padded for factor in self.all_factors())
 
     def __str__(self) -> str:
         return " + ".join(map(str, self.segments))
@@ -130,7 +137,7 @@ def mesh_sizes(mesh: Mesh) -> dict[str, int]:
 def misfits(axis: Axis, mesh: Mesh) -> list[Factor]:
     """Return the factors that the mesh does not divide evenly."""
     sizes = mesh_sizes(mesh)
-    return [factor for factor in axis.all_factors() if factor.size % sizes.get(factor.on, 1)]
+    return [factor for factor in axis.all_factors() if factor.size % sizes.get(factor.on, 1) and not factor.padded]
 
 
 @lru_cache(maxsize=4096)
@@ -145,46 +152,63 @@ def rank_runs(axis: Axis, mesh: Mesh, rank: int) -> Runs:
     >>> rank_runs(plain_axis(5), (("tp", 2),), 1)
     (Run(src=3, dst=0, length=2, repeat=1, src_step=0, dst_step=0),)
     """
-    sizes = mesh_sizes(mesh)
-    place = {name: (at, sizes[name]) for name, at in {"tp": rank, **coordinates(mesh, rank)}.items()}
-    return fold(_axis_spans(axis, place))
+    spans, _ = _axis_part(axis, _place(mesh, rank), fill=False)
+    return fold(spans)
+
+
+@lru_cache(maxsize=4096)
+def running_part(axis: Axis, mesh: Mesh, rank: int) -> tuple[Runs, int]:
+    """Return the same runs into the part as it runs, and its size: where none reaches, a padded one has zeros.
+
+    >>> gate_and_up = Axis((Segment((Factor(2), Factor(5, "tp", padded=True))),))
+    >>> [(run.src, run.dst, run.length, run.repeat) for run in running_part(gate_and_up, (("tp", 2),), 1)[0]]
+    [(3, 0, 2, 2)]
+    >>> running_part(gate_and_up, (("tp", 2),), 1)[0][0].dst_step, running_part(gate_and_up, (("tp", 2),), 1)[1]
+    (3, 6)
+    """
+    spans, size = _axis_part(axis, _place(mesh, rank), fill=True)
+    return fold(spans), size
 
 
 _Place = Mapping[str, tuple[int, int]]
 """A rank's position and the number of parts along every mesh axis."""
 
 
-def _axis_spans(axis: Axis, place: _Place) -> Iterator[Span]:
+def _place(mesh: Mesh, rank: int) -> _Place:
+    sizes = mesh_sizes(mesh)
+    return {name: (at, sizes[name]) for name, at in {"tp": rank, **coordinates(mesh, rank)}.items()}
+
+
+def _axis_part(axis: Axis, place: _Place, *, fill: bool) -> tuple[list[Span], int]:
+    """Return the spans of a rank's part, and its size, with what fills it up if asked for."""
+    spans: list[Span] = []
     src = dst = 0
     for segment in axis.segments:
-        owned = 0
-        for inner_src, inner_dst, length in _segment_spans(segment, place):
-            yield src + inner_src, dst + inner_dst, length
-            owned += length
+        inner, size = _segment_part(segment, place, fill=fill)
+        spans += [(src + inner_src, dst + inner_dst, length) for inner_src, inner_dst, length in inner]
         src += segment.size
-        dst += owned
+        dst += size
+    return spans, dst
 
 
-def _segment_spans(segment: Segment, place: _Place) -> Iterator[Span]:
+def _segment_part(segment: Segment, place: _Place, *, fill: bool) -> tuple[list[Span], int]:
     if not any(factor.on in place for factor in segment.all_factors()):
-        yield 0, 0, segment.size
-        return
+        return [(0, 0, segment.size)], segment.size
     if not segment.factors:
-        yield from _axis_spans(segment.body or Axis(()), place)
-        return
+        return _axis_part(segment.body or Axis(()), place, fill=fill)
     first, rest = segment.factors[0], Segment(segment.factors[1:], segment.body)
     at, parts = place.get(first.on, (0, 1))
     most = -(-first.size // parts)
     begin = min(at * most, first.size)
     mine = min(most, first.size - begin)
-    inner = list(_segment_spans(rest, place))
+    inner, size = _segment_part(rest, place, fill=fill)
+    numel = (most if fill and first.padded else mine) * size
     if inner == [(0, 0, rest.size)]:
         # Nothing below is divided: one block, however many entries it has.
-        if mine:
-            yield begin * rest.size, 0, mine * rest.size
-        return
-    inner_size = sum(length for _, _, length in inner)
-    for i in range(mine):
-        src, dst = (begin + i) * rest.size, i * inner_size
-        for inner_src, inner_dst, length in inner:
-            yield src + inner_src, dst + inner_dst, length
+        return [(begin * rest.size, 0, mine * rest.size)] if mine else [], numel
+    spans = [
+        ((begin + i) * rest.size + inner_src, i * size + inner_dst, length)
+        for i in range(mine)
+        for inner_src, inner_dst, length in inner
+    ]
+    return spans, numel

@@ -27,6 +27,7 @@ from manifests.contents import Manifest as Manifest
 from manifests.contents import Model as Model
 from manifests.contents import Module as Module
 from manifests.contents import Part as Part
+from manifests.contents import PerRank as PerRank
 from manifests.contents import Rule as Rule
 from manifests.contents import Source as Source
 from manifests.contents import SourceFile as SourceFile
@@ -77,7 +78,7 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     files: tuple[_File, ...]
     ties: dict[str, str]
     modules: dict[str, Module]
-    attributes: dict[str, dict[str, int]]
+    attributes: dict[str, dict[str, PerRank]]
     carried: dict[str, str]
     digest: str = ""
 

@@ -10,7 +10,7 @@ import msgspec
 
 from manifests.checking import check_extents, check_runtime
 from manifests.columns import Extents
-from manifests.contents import FORMAT, VERSION, Model, Module, Tensor
+from manifests.contents import FORMAT, VERSION, Model, Module, PerRank, Tensor
 from manifests.errors import ManifestError
 from manifests.manifest import MANIFEST_NAME, check_published, decode_as, read_text
 from manifests.runs import Count, Positive
@@ -41,7 +41,7 @@ class _Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[RuntimeFile, ...]
     ties: dict[str, str]
     modules: dict[str, Module]
-    attributes: dict[str, dict[str, int]]
+    attributes: dict[str, dict[str, PerRank]]
     carried: dict[str, str]
     digest: str = ""
 
@@ -64,7 +64,7 @@ class RuntimeManifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[RuntimeFile, ...]
     ties: dict[str, str]
     modules: dict[str, Module]
-    attributes: dict[str, dict[str, int]]
+    attributes: dict[str, dict[str, PerRank]]
     carried: dict[str, str]
     digest: str
     label: str

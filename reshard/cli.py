@@ -65,6 +65,13 @@ _plan_options = options(
     click.option(
         "--ep", "experts", type=whole_number, metavar="N", default="1", help="Divide experts over N of the ranks."
     ),
+    click.option(
+        "--uneven",
+        type=click.Choice(["ceil", "pad"]),
+        metavar="NAME",
+        callback=lambda _ctx, _param, name: name or "",
+        help="What N does not divide: ceil cuts shorter parts, pad fills them up.",
+    ),
     click.option("--self-contained", is_flag=True, help="Give every rank its own copy of whole tensors."),
     click.option(
         "--max-file-size",

@@ -9,9 +9,11 @@ from functools import lru_cache
 from math import gcd, prod
 from typing import NamedTuple
 
-from manifests.layout import Axis, Mesh, misfits
+from manifests.layout import Axis, Mesh, misfits, rank_runs
 from manifests.natural import kind_of
 from manifests.placement import Cut, Placement, dim_runs
+from manifests.runs import numel
+from reshard.uneven import Grain, Uneven, fit
 
 MAX_LISTED_DEGREE = 128
 
@@ -24,12 +26,22 @@ class Wanted(NamedTuple):
         axis: The logical axis that it runs along.
         unit: Elements of the axis that one entry stands for.
         shorter: Whether the last rank's part may be shorter than the others'; none may be empty.
+        grain: Where it may be cut if it is a width that does not divide.
     """
 
     dim: int
     axis: Axis
     unit: int = 1
     shorter: bool = False
+    grain: Grain = Grain()
+
+    def fitted(self, mesh: Mesh, policy: Uneven) -> "Wanted":
+        """Return what is divided over a mesh, by a policy for what the mesh does not divide."""
+        if self.shorter and policy != "pad":
+            return self
+        axis = fit(self.axis, mesh, policy, self.grain)
+        even = axis == self.axis and not misfits(axis, mesh)
+        return self if even else self._replace(axis=axis, shorter=True)
 
 
 class Demand(NamedTuple):
@@ -66,6 +78,11 @@ class Demand(NamedTuple):
         above = len(self.name.split(".")) - len(self.group.split(".")) if self.group else 0
         return self._replace(name=name, group=name.rsplit(".", above)[0] if above else "")
 
+    def fitted(self, mesh: Mesh, policy: Uneven) -> "Demand":
+        """Return the wish as a mesh can grant it, by a policy for what the mesh does not divide."""
+        cuts = tuple(cut.fitted(mesh, policy) for cut in self.cuts) if policy else self.cuts
+        return self if cuts == self.cuts else self._replace(cuts=cuts)
+
     def placed(self, mesh: Mesh) -> Placement:
         """Return the placement that grants the wish over a mesh; of equal wishes it is one object."""
         return _placed(self.cuts, mesh, self.partial)
@@ -87,10 +104,12 @@ class World(NamedTuple):
     Attributes:
         size: Their number.
         experts: Over how many of them experts are divided, the other factor dividing each expert; 1 if not at all.
+        uneven: What becomes of what they do not divide: nothing, so that it is refused, "ceil" or "pad".
     """
 
     size: int
     experts: int = 1
+    uneven: Uneven = ""
 
     @property
     def plain_mesh(self) -> Mesh:
@@ -110,13 +129,13 @@ class World(NamedTuple):
         return None if rest else (("ep", experts), (inner, each))
 
 
-def allowed_degrees(demands: list[Demand], experts: int = 1) -> tuple[int, ...]:
-    """Return the numbers of ranks, up to 128, that satisfy all demands."""
-    candidates = range(experts, MAX_LISTED_DEGREE + 1, experts)
-    return tuple(degree for degree in candidates if not failing(demands, World(degree, experts)))
+def allowed_degrees(demands: list[Demand], world: World) -> tuple[int, ...]:
+    """Return the numbers of ranks, up to 128, that satisfy all demands; else the ranks are as of the world."""
+    candidates = range(world.experts, MAX_LISTED_DEGREE + 1, world.experts)
+    return tuple(degree for degree in candidates if not failing(demands, world._replace(size=degree)))
 
 
-def choose_mesh(axes: Iterable[Axis], world_size: int) -> Mesh | None:
+def choose_mesh(axes: Iterable[Axis], world_size: int, policy: Uneven = "") -> Mesh | None:
     """Return the mesh over which the axes of one attention are divided, or None if there is none.
 
     Ranks are first spread over the key and value heads, and over the query heads of a group only as far as must be:
@@ -125,6 +144,11 @@ def choose_mesh(axes: Iterable[Axis], world_size: int) -> Mesh | None:
     >>> from manifests.expression import parse_axis
     >>> choose_mesh([parse_axis("(3@kv, 3@rep, 64)")], 9), choose_mesh([parse_axis("(4@kv, 7@rep, 64)")], 8)
     ((('kv', 3), ('rep', 3)), None)
+
+    If they need not divide, it is the mesh that leaves the ranks least:
+
+    >>> choose_mesh([parse_axis("(4@kv, 7@rep, 64)")], 8, "ceil"), choose_mesh([parse_axis("(3@kv, 3@rep)")], 4, "pad")
+    ((('kv', 4), ('rep', 2)), (('kv', 4), ('rep', 1)))
     """
     axes = list(axes)
     factors = [factor for axis in axes for factor in axis.all_factors()]
@@ -133,7 +157,22 @@ def choose_mesh(axes: Iterable[Axis], world_size: int) -> Mesh | None:
         mesh: Mesh = (("kv", kv), ("rep", world_size // kv))
         if world_size % kv == 0 and not any(misfits(axis, mesh) for axis in axes):
             return mesh
-    return None
+    if not policy:
+        return None
+    divisors = (kv for kv in range(world_size, 0, -1) if world_size % kv == 0)
+    meshes: list[Mesh] = [(("kv", kv), ("rep", world_size // kv)) for kv in divisors]
+    possible = [mesh for mesh in meshes if not any(_is_empty(axis, mesh, policy) for axis in axes)]
+    return min(possible, key=lambda mesh: sum(_most(axis, mesh, policy) for axis in axes), default=None)
+
+
+def _most(axis: Axis, mesh: Mesh, policy: Uneven) -> int:
+    """Return how much of an axis the first rank has, and so at most any."""
+    return numel(rank_runs(fit(axis, mesh, policy), mesh, 0))
+
+
+def _is_empty(axis: Axis, mesh: Mesh, policy: Uneven) -> bool:
+    """Tell whether the last rank has nothing of an axis, and no zeros for it either."""
+    return policy != "pad" and not rank_runs(fit(axis, mesh, policy), mesh, _size(mesh) - 1)
 
 
 def _uses_heads(demand: Demand) -> bool:
@@ -151,7 +190,7 @@ def group_meshes(demands: Iterable[Demand], world: World) -> dict[str, Mesh]:
     for group, axes in groups.items():
         key = frozenset(axes)
         if key not in chosen:
-            chosen[key] = choose_mesh(key, world.size)
+            chosen[key] = choose_mesh(key, world.size, world.uneven)
         mesh = chosen[key]
         if mesh is not None:
             meshes[group] = mesh
@@ -176,7 +215,7 @@ def failing(demands: list[Demand], world: World) -> list[Demand]:
         mesh = mesh_for(demand, meshes, world)
         key = (mesh, demand.cuts, demand.dtype, demand.shape)
         if key not in verdicts:
-            verdicts[key] = mesh is not None and _divides(demand, mesh)
+            verdicts[key] = mesh is not None and _divides(demand.fitted(mesh, world.uneven), mesh)
         if not verdicts[key]:
             unsatisfied.append(demand)
     return unsatisfied
@@ -189,7 +228,7 @@ def _divides(demand: Demand, mesh: Mesh) -> bool:
         return False
     parts = [dim_runs(demand.placed(mesh), demand.dtype, demand.shape, rank) for rank in (0, _size(mesh) - 1)]
     return None not in parts and not any(
-        cut.shorter and not part[cut.dim] for part in parts if part for cut in demand.cuts
+        cut.shorter and not cut.axis.is_padded and not part[cut.dim] for part in parts if part for cut in demand.cuts
     )
 
 
@@ -216,7 +255,7 @@ def describe(kind: str, unsatisfied: list[Demand], demands: Iterable[Demand], wo
     """
     first = unsatisfied[0]
     group = [demand for demand in demands if demand.group == first.group and _uses_heads(demand)]
-    allowed = allowed_degrees(group if _uses_heads(first) else [first], world.experts)
+    allowed = allowed_degrees(group if _uses_heads(first) else [first], world)
     count = f" ({len(unsatisfied)} tensors)" if len(unsatisfied) > 1 else ""
     name = kind if len(unsatisfied) > 1 else first.name
     dims = " and ".join(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from manifests.contents import PerRank
 from manifests.natural import kind_of
 
 Facts = dict[str, Any]
@@ -199,7 +200,7 @@ def _format_ranks(ranks: list[Facts]) -> Iterator[str]:
         yield f"{who}{_exact(same[0]['nbytes'])}, {same[0]['share']:.3f} of the model"
 
 
-def _format_attributes(attributes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+def _format_attributes(attributes: Mapping[str, Mapping[str, PerRank]]) -> Iterator[str]:
     counts = Counter(
         (kind_of(module), ", ".join(f"{name} = {value}" for name, value in values.items()))
         for module, values in attributes.items()

@@ -27,6 +27,7 @@ class Options(NamedTuple):
         max_file_nbytes: The most data bytes in one file; 0 for no limit.
         drop_unused: Whether tensors that the model does not use are left out.
         experts: Over how many of the ranks experts are divided; 1 leaves all experts on every rank.
+        uneven: What becomes of what the ranks do not divide: "ceil" or "pad" (`reshard.uneven`); empty to refuse it.
         dtype: To which numbers of floating point are converted: "bfloat16", "float16" or "float32"; empty for none.
     """
 
@@ -40,6 +41,7 @@ class Options(NamedTuple):
     max_file_nbytes: int = 0
     drop_unused: bool = False
     experts: int = 1
+    uneven: str = ""
     dtype: str = ""
 
     @property
@@ -71,6 +73,8 @@ def check_options(options: Options) -> None:
         raise PlanError(f"layout {options.layout!r}: unknown; known are {', '.join(LAYOUTS)}")
     if options.dtype and options.dtype not in DTYPES:
         raise PlanError(f"dtype {options.dtype!r}: unknown; known are {', '.join(DTYPES)}")
+    if options.uneven == "pad" and options.layout == "checkpoint":
+        raise PlanError("uneven 'pad': fills up what runs, and layout 'checkpoint' is not what runs; 'ceil' would do")
     if options.max_file_nbytes < 0:
         raise PlanError(f"max_file_nbytes: {options.max_file_nbytes} is no size; 0 is no limit")
     if options.plan_source not in PLAN_SOURCES:

@@ -8,9 +8,11 @@ from math import prod
 from typing import NamedTuple
 
 from manifests.errors import DegreeError, PlanError
-from manifests.layout import Mesh
-from manifests.manifest import Module, Rule, Tensor
+from manifests.layout import Axis, Mesh, rank_runs
+from manifests.manifest import Module, PerRank, Rule, Tensor
+from manifests.natural import kind_of
 from manifests.placement import REPLICATED, Placement, part_of
+from manifests.runs import numel
 from manifests.styles import resolve_style
 from reshard.degrees import (
     Demand,
@@ -26,6 +28,7 @@ from reshard.degrees import (
 from reshard.model import Model
 from reshard.plans import Plan, expand_conditions
 from reshard.surroundings import Surroundings
+from reshard.uneven import POLICIES, Shares, Side, Uneven, check_meeting, shares_of
 from reshard.wishes import Wishes
 
 
@@ -45,33 +48,36 @@ class Resolution(NamedTuple):
     tensors: dict[str, Tensor]
     rules: dict[str, Rule]
     modules: dict[str, Module]
-    attributes: dict[str, dict[str, int]]
+    attributes: dict[str, dict[str, PerRank]]
     ties: dict[str, str]
     sizes: dict[str, int]
     notes: tuple[str, ...]
 
 
-def check_degree(world_size: object, experts: object = 1) -> World:
+def check_degree(world_size: object, experts: object = 1, uneven: str = "") -> World:
     """Return the ranks.
 
     Raises:
-        PlanError: Not a whole number of ranks from 1, or the experts are not divided over a divisor of it.
+        PlanError: Not a whole number of ranks from 1, or the experts are not divided over a divisor of it, or an
+            unknown policy for what they do not divide.
     """
+    policy: Uneven = next((known for known in POLICIES if known == uneven), "")
+    if uneven and not policy:
+        raise PlanError(f"uneven {uneven!r}: unknown; known are {', '.join(POLICIES)}")
     if type(world_size) is not int or world_size < 1:
         raise PlanError(f"tp: {world_size!r} is not a number of ranks; a whole number from 1 is")
     if type(experts) is not int or experts < 1 or world_size % experts:
         raise PlanError(f"ep: {experts!r} does not divide the {world_size} ranks; a divisor of tp does")
-    return World(world_size, experts)
+    return World(world_size, experts, policy)
 
 
-def resolve(model: Model, plan: Plan, world_size: int, experts: int = 1) -> Resolution:
+def resolve(model: Model, plan: Plan, world: World) -> Resolution:
     """Apply a plan.
 
     Args:
         model: The model.
         plan: The plan, its rules under the model's names.
-        world_size: Number of ranks.
-        experts: Over how many of the ranks experts are divided; 1 leaves all experts on every rank.
+        world: The ranks (`check_degree`).
 
     Raises:
         DegreeError: The number of ranks does not divide something that the plan divides.
@@ -81,7 +87,7 @@ def resolve(model: Model, plan: Plan, world_size: int, experts: int = 1) -> Reso
     expanded = plan._replace(
         rules=expand_conditions(plan.rules, names), expert_rules=expand_conditions(plan.expert_rules, names)
     )
-    return _Resolver(model, expanded, check_degree(world_size, experts)).run()
+    return _Resolver(model, expanded, world).run()
 
 
 class _Resolver:
@@ -107,20 +113,22 @@ class _Resolver:
         self._check_rules_used()
         different = list({id(demand): demand for demand in demands.values()}.values())
         meshes = self._meshes(different, demands)
-        granted: dict[int, Placement] = {}
+        granted: dict[int, tuple[Demand, Placement]] = {}
         for demand in different:
-            mesh = mesh_for(demand, meshes, self.world)
-            granted[id(demand)] = demand.placed(mesh or self.world.plain_mesh)
-            self._check_summed(demand, granted[id(demand)])
-        placements.update((name, granted[id(demand)]) for name, demand in demands.items())
+            mesh = mesh_for(demand, meshes, self.world) or self.world.plain_mesh
+            fitted = demand.fitted(mesh, self.world.uneven)
+            granted[id(demand)] = fitted, fitted.placed(mesh)
+            self._check_summed(*granted[id(demand)])
+        divided = {name: granted[id(demand)] for name, demand in demands.items()}
+        placements.update((name, placement) for name, (_, placement) in divided.items())
         self._check_ties(placements)
-        self._note_shorter(demands)
+        self._note_uneven(divided)
         self._note_little(demands)
         return Resolution(
             tensors=self._placed(placements),
             rules={name: rule for name, rule in self.wishes.rules.items() if name in self.model.tensors},
             modules=surroundings.with_inputs(surroundings.with_meshes(modules, meshes), meshes),
-            attributes=surroundings.attributes(meshes),
+            attributes=surroundings.attributes(meshes, self._shares(divided)),
             ties=dict(self.model.ties),
             sizes=dict(sorted(self.model.sizes.used.items())),
             notes=(*self.wishes.axes.notes, *self.notes),
@@ -160,7 +168,7 @@ class _Resolver:
             return group_meshes(different, self.world)
         demands = [demand._replace(name=name) for name, demand in every.items()]
         unsatisfied = failing(demands, self.world)
-        allowed = allowed_degrees(demands, self.world.experts)
+        allowed = allowed_degrees(demands, self.world)
         kinds = by_shape(unsatisfied)
         lines = tuple(describe(kind, group, demands, self.world) for kind, group in kinds.items())
         known = ", ".join(f"{name} {value}" for name, value in sorted(self.model.sizes.consulted.items()))
@@ -170,6 +178,9 @@ class _Resolver:
         advice = (
             f"ep must divide the {' and '.join(uneven)} experts" if uneven else f"tp {shown_degrees(allowed)} would do"
         )
+        policies = [policy for policy in POLICIES if not failing(different, self.world._replace(uneven=policy))]
+        if policies and not self.world.uneven:
+            advice += f", or --uneven {' or '.join(policies)}"
         raise DegreeError(
             f"{self.plan.label}: tp {self.world.size}{ep} does not divide this model{f' ({known})' if known else ''}; "
             f"{advice}\n" + "\n".join(f"  {line}" for line in lines),
@@ -190,13 +201,39 @@ class _Resolver:
                 f"{len(parts)} for {self.world.size} ranks, copies among them; divide it over kv and rep"
             )
 
-    def _note_shorter(self, demands: Mapping[str, Demand]) -> None:
-        for name, demand in demands.items():
+    def _shares(self, divided: Mapping[str, tuple[Demand, Placement]]) -> dict[str, Shares]:
+        """Return the ranks' shares of what is divided in each module, if parts may be uneven.
+
+        Raises:
+            PlanError: Parts of different modules cannot be shown to meet.
+        """
+        if not self.world.uneven:
+            return {}
+        sides: list[Side] = []
+        groups: dict[str, set[tuple[Axis, Mesh]]] = {}
+        for name, (demand, placement) in divided.items():
+            style = resolve_style(self.wishes.rules[name].style)
+            if not style.contiguous or style.cuts == "expert":
+                for cut in demand.cuts:
+                    sides.append(Side(name, cut.axis, placement.mesh, summed=style.after == "all_reduce"))
+                    groups.setdefault(demand.group, set()).add((cut.axis, placement.mesh))
+        check_meeting(sides, self.world.size, self.plan.label)
+        shares = {axes: shares_of(axes, self.world.size) for axes in {frozenset(axes) for axes in groups.values()}}
+        return {group: shares[frozenset(axes)] for group, axes in groups.items()}
+
+    def _note_uneven(self, divided: Mapping[str, tuple[Demand, Placement]]) -> None:
+        """Say what is cut into parts of different sizes."""
+        kinds: dict[tuple[str, Axis, Mesh], list[str]] = {}
+        for name, (demand, placement) in divided.items():
             for cut in demand.cuts:
-                if cut.shorter and cut.axis.size % self.world.size:
-                    most = -(-cut.axis.size // self.world.size)
-                    last = cut.axis.size - most * (self.world.size - 1)
-                    self.notes[f"{name}: {most} of {cut.axis.size} rows a rank, {last} on the last"] = None
+                if cut.shorter:
+                    kinds.setdefault((kind_of(name), cut.axis, placement.mesh), []).append(name)
+        for (kind, axis, mesh), names in kinds.items():
+            most, least = (numel(rank_runs(axis, mesh, rank)) for rank in (0, self.world.size - 1))
+            if most != least:
+                zeros = ", filled up with zeros where it runs" if axis.is_padded else ""
+                name = names[0] if len(names) == 1 else f"{kind} ({len(names)} tensors)"
+                self.notes[f"{name}: {most} of {axis.size} entries a rank, {least} on the last{zeros}"] = None
 
     def _note_little(self, demands: Mapping[str, Demand]) -> None:
         """Say it where the ranks hold most of the model alike: every memory must have room for it."""

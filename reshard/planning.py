@@ -120,7 +120,7 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
         PlanError: No plan, or one that does not fit.
         DegreeError: The number of ranks does not divide the model.
     """
-    check_degree(world_size, options.experts)
+    world = check_degree(world_size, options.experts, options.uneven)
     check_options(options)
     checkpoint = open_checkpoint(folder, options.variant)
     _refuse_unsupported_quantization(checkpoint)
@@ -134,7 +134,7 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     ties = find_ties(checkpoint, architecture, tensors, options)
     plan = choose_plan(checkpoint, architecture, tensors, ties, options, world_size)
     model = RunningModel(tensors, model_sizes(plan, checkpoint, architecture), ties, _scale_blocks(checkpoint))
-    resolution = placing.resolve(model, plan, world_size, options.experts)
+    resolution = placing.resolve(model, plan, world)
     if world_size > MAX_RANKS:
         raise PlanError(f"tp: {world_size} ranks; {MAX_RANKS} at most, a file each")
     if pulled:

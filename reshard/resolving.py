@@ -33,6 +33,7 @@ def resolve_model(
     ties: Mapping[str, str],
     label: str,
     experts: int = 1,
+    uneven: str = "",
     plan_source: str = "reshard",
 ) -> ResolvedModel:
     """Decide how the tensors of a model are divided, as a split of its checkpoint would.
@@ -46,13 +47,14 @@ def resolve_model(
         ties: Parameters that are another one: name to name.
         label: How messages name the model.
         experts: Over how many of the ranks experts are divided; 1 leaves all experts on every rank.
+        uneven: What becomes of what the ranks do not divide: "ceil" or "pad"; empty to refuse it.
         plan_source: Whose built-in plan: "reshard" or "transformers".
 
     Raises:
         PlanError: No plan, or one that does not fit.
         DegreeError: The number of ranks does not divide the model.
     """
-    check_degree(world_size, experts)
+    world = check_degree(world_size, experts, uneven)
     options = Options(plan=plan, plan_source=plan_source, experts=experts)
     refuse_unproved(options, label)
     stored = {name: SourceTensor(0, StoredTensor(dtype, shape, 0, 0)) for name, (dtype, shape) in tensors.items()}
@@ -61,7 +63,7 @@ def resolve_model(
     architecture = choose_architecture(checkpoint, options)
     chosen = choose_plan(checkpoint, architecture, runtime, ties, options, world_size)
     model = Model(runtime, model_sizes(chosen, checkpoint, architecture), ties)
-    return ResolvedModel(chosen, placing.resolve(model, chosen, world_size, experts))
+    return ResolvedModel(chosen, placing.resolve(model, chosen, world))
 
 
 class _Memory:

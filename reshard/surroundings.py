@@ -7,13 +7,14 @@ from typing import TypeVar
 import msgspec
 
 from manifests.errors import PlanError
-from manifests.expression import evaluate, parse_axis
+from manifests.expression import Number, evaluate, parse_axis
 from manifests.layout import Axis, Mesh
-from manifests.manifest import Input, Module, Rule
+from manifests.manifest import Input, Module, PerRank, Rule
 from manifests.natural import alike
 from manifests.styles import Style, resolve_style
-from reshard.degrees import Demand, World
+from reshard.degrees import Demand, Wanted, World
 from reshard.plans import InputBinding, Matcher, Plan, expand_conditions, modules_of
+from reshard.uneven import Shares, fit
 from reshard.wishes import Wishes
 
 Entry = TypeVar("Entry")
@@ -27,6 +28,8 @@ class Surroundings:
         self._world = world
         self._wishes = wishes
         self._owners = modules_of(wishes.tensors)
+        self._axes: dict[str, Wanted] = {}
+        """The axes that steps refer to, by module, as they are asked for."""
 
     def modules(self, demands: Mapping[str, Demand]) -> dict[str, Module]:
         """Return the steps of every module that has some."""
@@ -44,15 +47,18 @@ class Surroundings:
             if style.before == "route_local":
                 modules[module] = self._routed(style, module, demands)
             elif style.before or style.after or style.own:
-                row = style.name, style.before, style.after, self._axis(weight, rule, module)
+                axis = self._axis(weight, rule, module)
+                row = style.name, style.before, style.after, _text(axis.axis) if axis else ""
                 modules[module] = shared.setdefault(row, Module(*row))
+                if axis and self._world.uneven:
+                    self._axes[module] = axis
         return modules
 
-    def _axis(self, weight: Demand | None, rule: Rule, module: str) -> str:
+    def _axis(self, weight: Demand | None, rule: Rule, module: str) -> Wanted | None:
         """Return the axis that a module's steps refer to; that of its buffers only its rule knows."""
         if weight:
-            return _text(weight.cuts[0].axis)
-        return str(self._wishes.axes.bind(rule.layout, f"{module}.", module, None)) if rule.layout else ""
+            return weight.cuts[0]
+        return Wanted(0, self._wishes.axes.bind(rule.layout, f"{module}.", module, None)) if rule.layout else None
 
     def _taken(self) -> Iterator[tuple[str, Rule]]:
         """Yield the modules that a rule takes, with it."""
@@ -92,35 +98,71 @@ class Surroundings:
                 f"rule divides {copied[0]} over them, as the others are; ep {self._world.size} would do"
             )
         mesh = self._world.expert_mesh("rep" if copied else "etp") or ()
+        self._axes[module] = mine[0].cuts[0]
         return Module(style.name, style.before, style.after, axes.pop(), mesh)
 
     def with_meshes(self, modules: Mapping[str, Module], meshes: Mapping[str, Mesh]) -> dict[str, Module]:
-        """Return the steps with the meshes of those that are about heads, given the mesh of every group of heads."""
+        """Return the steps with the meshes of those that are about heads, given the mesh of every group of heads.
+
+        Raises:
+            PlanError: A group of features is unevenly divided whose norm counts them.
+        """
         completed = dict(modules)
         for name, entry in modules.items():
+            mesh = entry.mesh
             if entry.before in ("rms_norm", "group_rms_norm", "cut_buffers") and "@" in entry.axis:
                 heads = name if entry.before == "cut_buffers" else name.rpartition(".")[0]
-                completed[name] = msgspec.structs.replace(entry, mesh=meshes.get(heads, (("kv", 1), ("rep", 1))))
+                mesh = meshes.get(heads, (("kv", 1), ("rep", 1)))
+            axis = entry.axis
+            if name in self._axes:
+                fitted = self._axes[name].fitted(mesh or self._world.plain_mesh, self._world.uneven)
+                axis = _text(fitted.axis)
+                if entry.before == "group_rms_norm" and dict(mesh).get("rep", 1) > 1 and fitted.shorter:
+                    raise PlanError(f"{self._plan.label}: {name}: a norm of groups, {axis}, cannot be divided unevenly")
+            if (mesh, axis) != (entry.mesh, entry.axis):
+                completed[name] = msgspec.structs.replace(entry, mesh=mesh, axis=axis)
         return completed
 
-    def attributes(self, meshes: Mapping[str, Mesh]) -> dict[str, dict[str, int]]:
-        """Return what to set on modules, given the mesh of every group of heads."""
+    def attributes(self, meshes: Mapping[str, Mesh], shares: Mapping[str, Shares]) -> dict[str, dict[str, PerRank]]:
+        """Return what to set on modules.
+
+        Args:
+            meshes: The mesh of every group of heads.
+            shares: The ranks' shares of what is unevenly divided in a module.
+
+        Raises:
+            PlanError: A formula comes to no whole number.
+        """
         if not self._plan.attributes:
             return {}
-        attributes: dict[str, dict[str, int]] = {}
+        attributes: dict[str, dict[str, PerRank]] = {}
         for module, formulas in self._fitting(self._plan.attributes):
-            # Those of a norm beside the heads are the heads'.
-            heads = meshes.get(module) or meshes.get(module.rpartition(".")[0]) or (("kv", 1), ("rep", 1))
+            # Those of a norm beside the heads are the heads', those of a layer are its block's.
+            parent = module.rpartition(".")[0]
+            heads = meshes.get(module) or meshes.get(parent) or (("kv", 1), ("rep", 1))
             mesh = {"tp": self._world.size, **dict(heads)}
-            changed: dict[str, int] = {}
+            uneven = shares.get(module) or shares.get(parent)
+            changed: dict[str, PerRank] = {}
             for name, formula in formulas.items():
                 alone = self._evaluate(formula, dict.fromkeys((*mesh, "kv", "rep"), 1), module)
-                local = self._evaluate(formula, mesh, module)
+                if uneven is None:
+                    local: PerRank = self._evaluate(formula, mesh, module)
+                else:
+                    local = self._on_every_rank(formula, uneven, module)
                 if local != alone:
                     changed[name] = local
             if changed:
                 attributes[module] = changed
         return attributes
+
+    def _on_every_rank(self, formula: str, shares: Shares, module: str) -> PerRank:
+        """Return a formula's value on every rank, one number if all have the same.
+
+        To divide by a mesh axis is to take the rank's share of what is divided over it.
+        """
+        places = [{name: 1 / share[rank] for name, share in shares.items()} for rank in range(self._world.size)]
+        values = tuple(self._evaluate(formula, {"kv": 1, "rep": 1, **place}, module) for place in places)
+        return values[0] if len(set(values)) == 1 else values
 
     def with_inputs(self, modules: Mapping[str, Module], meshes: Mapping[str, Mesh]) -> dict[str, Module]:
         """Return the modules with the arguments of which every rank takes its part; of one rank it is all."""
@@ -140,7 +182,7 @@ class Surroundings:
             raise PlanError(f"{self._plan.label}: inputs of {module}: {error}") from error
         grouped = axis.mesh_axes() & {"kv", "rep"}
         mesh = meshes.get(module, (("kv", 1), ("rep", 1))) if grouped else self._world.plain_mesh
-        return Input(binding.name, binding.dim, str(axis), mesh)
+        return Input(binding.name, binding.dim, str(fit(axis, mesh, self._world.uneven)), mesh)
 
     def _fitting(self, patterns: Mapping[str, Entry]) -> Iterator[tuple[str, Entry]]:
         """Yield the modules that patterns fit, each with what the most literal of them has for it."""
@@ -154,7 +196,7 @@ class Surroundings:
             if rule := known[kind]:
                 yield module, patterns[rule.style]
 
-    def _evaluate(self, formula: str, mesh: Mapping[str, int], module: str) -> int:
+    def _evaluate(self, formula: str, mesh: Mapping[str, Number], module: str) -> int:
         try:
             sizes = self._wishes.axes.sizes_in(module)
             return evaluate(formula, lambda name: mesh[name] if name in mesh else sizes(name))

@@ -4,8 +4,10 @@ One rule decides for all tensors of a module, so a bias is always cut by the blo
 """
 
 from collections.abc import Hashable, Iterator
+from math import lcm
 from types import NotImplementedType
 
+from manifests.dtypes import atom
 from manifests.errors import PlanError
 from manifests.layout import Axis, Factor, Segment
 from manifests.manifest import Rule
@@ -18,6 +20,7 @@ from reshard.degrees import Demand, Wanted, World
 from reshard.model import Model, RuntimeTensor
 from reshard.plans import Matcher, Plan
 from reshard.recipes.scales import SCALE
+from reshard.uneven import GRAIN, Grain
 
 
 class RuleFinder:
@@ -194,7 +197,13 @@ class Wishes:
         axis = self.axes.find(rule, style, name if direct else module, reference, size)
         dim = _dim(rule, style, tensor, name)
         unit = self._unit(tensor, dim, axis, name)
-        return None if unit is None else Wanted(dim, axis, unit, self._is_vocabulary(style, module, size))
+        if unit is None:
+            return None
+        if self._is_vocabulary(style, module, size):
+            return Wanted(dim, axis, unit, shorter=True, grain=Grain(1))
+        # The grouped matrix products of experts want rows of 16 bytes.
+        needed = max(1, 16 // atom(defining.dtype)[1]) if direct and len(defining.shape) > 2 else 1
+        return Wanted(dim, axis, unit, grain=Grain(lcm(GRAIN, *self._model.scale_blocks), needed))
 
     def _is_vocabulary(self, style: Style, module: str, size: int) -> bool:
         """Tell whether a dimension is the vocabulary, whose parts the steps take at any length: it may be odd."""

@@ -13,7 +13,7 @@ from manifests.errors import CheckpointError, DegreeError, PlanError
 from manifests.expression import parse_axis
 from manifests.manifest import Module
 from reshard import merge, plan, split, verify
-from reshard.degrees import choose_mesh
+from reshard.degrees import World, choose_mesh
 from reshard.model import Model, RuntimeTensor
 from reshard.placing import resolve
 from reshard.plans import Plan, build_rule
@@ -346,7 +346,7 @@ def test_heads_and_starred_factors_in_one_axis(tmp_path: Path) -> None:
 # Rows of an odd number of half bytes are cut nowhere, but one rank divides nothing.
 def test_one_rank_divides_every_dtype() -> None:
     model = Model({"m.weight": RuntimeTensor("F4", (4, 7))}, ScopedSizes(Sizes({}, {})), {})
-    made = resolve(model, Plan("plan", (build_rule("m", "colwise", "plan"),)), 1)
+    made = resolve(model, Plan("plan", (build_rule("m", "colwise", "plan"),)), World(1))
     assert set(made.tensors) == {"m.weight"}
 
 
@@ -678,7 +678,7 @@ def test_a_vocabulary_may_be_odd(tmp_path: Path) -> None:
     )
     rules = {"embed": "embedding_rowwise", "head": "colwise_gather_output"}
     made = plan(folder, tp=2, plan=rules)
-    assert [note for note in made.resolution.notes if "embed.weight: 4 of 7 rows a rank, 3 on the last" in note]
+    assert [note for note in made.resolution.notes if "embed.weight: 4 of 7 entries a rank, 3 on the last" in note]
     split(folder, tmp_path / "out", tp=2, plan=rules)
     for rank in range(2):
         mine = of_rank(tmp_path / "out", rank, 2)

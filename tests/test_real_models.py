@@ -3,6 +3,7 @@
 `make models` fetches them; a missing one is fetched here.
 """
 
+import filecmp
 import os
 import subprocess
 import sys
@@ -14,13 +15,20 @@ import torch
 from safetensors import safe_open
 
 import reshard
-from manifests.errors import DamageError
+from manifests.errors import DamageError, DegreeError
 from manifests.header import read_header
 
 ROOT = Path(__file__).parent.parent
 MODELS = ROOT / "build" / "models"
 WORKER = Path(__file__).with_name("real_worker.py")
 CASES = [("smollm2", 3), ("llama12", 2), ("llama12", 4), ("phi3", 3), ("mixtral", 3)]
+UNEVEN = [
+    ("smollm2", 2, "ceil"),
+    ("smollm2", 2, "pad"),
+    ("phi3", 4, "pad"),
+    ("mixtral", 2, "ceil"),
+    ("smollm2", 9, "ceil"),
+]
 VARIANTS = ["mistral", "qwen2", "granite", "granitemoe", "qwen2_moe"]
 
 
@@ -77,6 +85,20 @@ def test_other_classes_of_the_same_weights(name, alone, tmp_path):
     for found in run_processes(3, tmp_path / "out", tmp_path / "r", "float32"):
         assert found["float32"]["tokens"] == alone["float32"]["tokens"]
         assert distance(found["float32"], alone["float32"]).max() < 1e-3
+
+
+@pytest.mark.parametrize(("name", "ranks", "uneven"), UNEVEN)
+def test_heads_and_widths_that_do_not_divide(name, ranks, uneven, alone, tmp_path):
+    """9 query heads in 3 groups, and a width of 1536: at 9 ranks every group is on 3 of them."""
+    with pytest.raises(DegreeError, match=f"--uneven .*{uneven}"):
+        reshard.plan(model_folder(name), tp=ranks)
+    reshard.split(model_folder(name), tmp_path / "out", tp=ranks, uneven=uneven)
+    for found in run_processes(ranks, tmp_path / "out", tmp_path / "r", "float32"):
+        assert found["float32"]["tokens"] == alone["float32"]["tokens"]
+        assert distance(found["float32"], alone["float32"]).max() < 1e-3
+    reshard.merge(tmp_path / "out", tmp_path / "back")
+    for file in model_folder(name).glob("*.safetensors"):
+        assert filecmp.cmp(file, tmp_path / "back" / file.name, shallow=False)
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> torch.Tensor:

@@ -6,10 +6,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from loader.filling import spread
 from loader.steps.inputs import InputNames
 from loader.steps.site import Inputs, Site, Step
 from manifests.errors import LoadError
-from manifests.layout import rank_runs
+from manifests.layout import running_part
 from manifests.manifest import Input
 from manifests.placement import bound_axis
 from manifests.runs import expand
@@ -43,9 +44,9 @@ class _Part:
 
     def __init__(self, entry: Input, site: Site) -> None:
         axis = bound_axis(entry.axis)
-        spans = expand(rank_runs(axis, entry.mesh, dist.get_rank(site.group)))
+        self._runs, self._numel = running_part(axis, entry.mesh, dist.get_rank(site.group))
         self._entry, self._label, self._size = entry, site.label, axis.size
-        self._mine = torch.cat([torch.arange(src, src + length) for src, _, length in spans])
+        self._mine = torch.cat([torch.arange(src, src + length) for src, _, length in expand(self._runs)])
 
     def of(self, value: torch.Tensor) -> torch.Tensor:
         """Return the rank's part of every repetition of the axis; what has one entry for all heads stays whole.
@@ -62,4 +63,5 @@ class _Part:
                 f"its split expects {self._size} or a multiple"
             )
         each = value.reshape(*value.shape[:dim], size // self._size, self._size, *value.shape[dim + 1 :])
-        return each.index_select(dim + 1, self._mine.to(value.device)).flatten(dim, dim + 1)
+        mine = each.index_select(dim + 1, self._mine.to(value.device))
+        return spread(mine, dim + 1, self._runs, self._numel).flatten(dim, dim + 1)

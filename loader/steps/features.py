@@ -29,10 +29,9 @@ def all_reduce(site: Site) -> Step:
 
 
 def all_gather(site: Site) -> Step:
-    """Return the step that joins the ranks' features; those of the last rank may be fewer."""
+    """Return the step that joins the ranks' features; those of the last ranks may be fewer, or filled up with zeros."""
     world_size, group = site.world_size, site.group
-    size = bound_axis(site.entry.axis).size if site.entry.axis else 0
-    most = -(-size // world_size)
+    size, most = (bound_axis(site.entry.axis).size, site.running_numel(0)) if site.entry.axis else (0, 0)
     if size == most * world_size:
 
         def after(module: nn.Module, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
@@ -40,10 +39,8 @@ def all_gather(site: Site) -> Step:
 
         return Step(after=after)
 
-    _, mine, _ = site.owned_range()
-
     def after_shorter(module: nn.Module, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        filled = pad(collectable(module, output), (0, most - mine))
+        filled = pad(collectable(module, output), (0, most - output.shape[-1]))
         return gathered(filled, -1, world_size, group).narrow(-1, 0, size)
 
     return Step(after=after_shorter)
@@ -52,6 +49,7 @@ def all_gather(site: Site) -> Step:
 def slice_input(site: Site) -> Step:
     """Return the step that keeps the rank's own features of the first input."""
     start, length, size = site.owned_range()
+    zeros = site.running_numel() - length
     inputs, label = InputNames(site.module), site.label
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
@@ -61,7 +59,8 @@ def slice_input(site: Site) -> Step:
                 f"{label}: gets {value.shape[-1]} features, its split expects all {size}; "
                 "the module before it is cut otherwise"
             )
-        return inputs.put(0, value.narrow(-1, start, length), args, kwargs)
+        mine = value.narrow(-1, start, length)
+        return inputs.put(0, pad(mine, (0, zeros)) if zeros else mine, args, kwargs)
 
     return Step(before)
 

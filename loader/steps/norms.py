@@ -74,11 +74,13 @@ class _NormOverRanks:
         self._gate = self._inputs.index("gate") if gated else None
         self._mean, self._groups, self._places = mean, groups, places
         self._copies = site.world_size // places
+        # What all ranks have, each copy counted, as in the sum; of a group all have as much.
+        self._numel = sum(map(site.owned_numel, range(site.world_size))) if mean and places == 1 else 0
         self._place = site.rank // self._copies
         self._ratio: torch.Tensor | None = None
         # torch's own norm knows how many features it gets.
         sized = hasattr(module, "normalized_shape")
-        self._attributes = {"normalized_shape": (site.owned_numel(),)} if sized else {}
+        self._attributes = {"normalized_shape": (site.running_numel(),)} if sized else {}
 
     def step(self) -> Step:
         return Step(self.before, self.after, self._attributes)
@@ -93,7 +95,7 @@ class _NormOverRanks:
         every[self._place] = own
         whole = summed(every, self._group)[self._place]
         if self._mean:
-            own, whole = own / numel, whole / (numel * self._copies)
+            own, whole = own / numel, whole / (self._numel or numel * self._copies)
         self._ratio = ((own + self._epsilon) / (whole + self._epsilon)).sqrt().unsqueeze(-1)
         return args, kwargs
 

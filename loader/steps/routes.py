@@ -30,7 +30,8 @@ def route_local(site: Site) -> Step:
     start, length, _ = site.owned_range()
     copy, copies = site.copy
     inputs, label = InputNames(site.module), site.label
-    nowhere = 0 if label in EVERY_ID_AN_EXPERT else length
+    experts = site.running_numel()
+    nowhere = 0 if label in EVERY_ID_AN_EXPERT else experts
     if len(inputs) < 3:
         raise LoadError(
             f"{label}: its forward takes {len(inputs)} inputs; "
@@ -52,4 +53,4 @@ def route_local(site: Site) -> Step:
         args, kwargs = inputs.put(1, local.masked_fill(foreign, nowhere), args, kwargs)
         return inputs.put(2, weights.masked_fill(foreign, 0), args, kwargs)
 
-    return Step(before, attributes={"num_experts": length, "_is_expert_parallel": True})
+    return Step(before, attributes={"num_experts": experts, "_is_expert_parallel": True})

@@ -8,7 +8,7 @@ from torch import nn
 
 from loader.steps.state import Sequence
 from manifests.errors import LoadError
-from manifests.layout import Mesh, rank_runs
+from manifests.layout import Mesh, rank_runs, running_part
 from manifests.manifest import Module
 from manifests.placement import bound_axis
 from manifests.runs import numel
@@ -69,9 +69,13 @@ class Site(NamedTuple):
         """The mesh over which the site's axis is divided."""
         return self.entry.mesh or (("tp", self.world_size),)
 
-    def owned_numel(self) -> int:
-        """Return the number of entries that this rank has of the site's axis, wherever they are."""
-        return numel(rank_runs(bound_axis(self.entry.axis), self.mesh, self.rank))
+    def owned_numel(self, rank: int | None = None) -> int:
+        """Return the number of entries that a rank, this one if none is given, owns of the site's axis."""
+        return numel(rank_runs(bound_axis(self.entry.axis), self.mesh, self.rank if rank is None else rank))
+
+    def running_numel(self, rank: int | None = None) -> int:
+        """Return the same with the zeros that it is filled up with."""
+        return running_part(bound_axis(self.entry.axis), self.mesh, self.rank if rank is None else rank)[1]
 
     def owned_range(self) -> tuple[int, int, int]:
         """Return the first entry and the number of entries that this rank owns of the site's axis, and its size."""

@@ -16,6 +16,7 @@ _FLAGS = {
     "max_file_nbytes": "--max-file-size",
     "drop_unused": "--drop-unused",
     "experts": "--ep",
+    "uneven": "--uneven",
     "dtype": "--dtype",
 }
 
