@@ -146,7 +146,8 @@ KINDS = (
 def own_types() -> list[str]:
     """Return the types that have a plan of ours alone, but for those that are run as a part of a composite."""
     theirs = exported()["types"]
-    return sorted(own_plans().keys() - OWN_PARTS - {name for name in theirs if {"plan", "ep_plan"} & theirs[name].keys()})
+    names = own_plans().keys() - OWN_PARTS
+    return sorted(name for name in names if not {"plan", "ep_plan"} & theirs[name].keys())
 
 
 def own_class(model_type: str) -> str:
