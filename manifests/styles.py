@@ -21,7 +21,7 @@ that is one user's is a class instead (`manifests.strategy`).
 
 Source: ``transformers/distributed/tensor_parallel.py`` and ``expert_parallel.py`` of transformers 5.24 for the names
 and their meaning; ``sequence_scatter``, ``rowwise_reduce_scatter``, ``partial``, ``cut_buffers`` and the norms are
-ours, and ``sequence_parallel``, which does nothing there, divides the sequence here.
+ours, as is ``all_gather``, and ``sequence_parallel``, which does nothing there, divides the sequence here.
 """
 
 from collections.abc import Mapping
@@ -92,6 +92,7 @@ STYLES: Mapping[str, Style] = {
         Style("moe_tp_experts", "", "whole", "", "all_reduce"),
         Style("moe_identity_expert", "", "whole", "divide_input", ""),
         Style("all_reduce", "", "whole", "", "all_reduce"),
+        Style("all_gather", "", "whole", "", "all_gather"),
         Style("sequence_scatter", "", "whole", "scatter_sequence", ""),
         Style("sequence_parallel", "", "whole", "", "gather_sequence"),
         Style("rms_norm", "out", "cut", "rms_norm", ""),

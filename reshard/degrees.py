@@ -130,11 +130,14 @@ class World(NamedTuple):
     def expert_mesh(self, inner: str) -> Mesh | None:
         """Return the ranks as experts times what is inner: ``etp``, the parts of each, or ``rep``, its copies.
 
+        A plan that keeps every expert whole without being asked to divide them has them over all ranks.
+
         Returns:
             None where the one does not divide the other.
         """
-        each, rest = divmod(self.size, self.experts)
-        return None if rest else (("ep", self.experts), (inner, each))
+        experts = self.experts if self.experts > 1 else self.size
+        each, rest = divmod(self.size, experts)
+        return None if rest else (("ep", experts), (inner, each))
 
 
 def allowed_degrees(demands: list[Demand], world: World) -> tuple[int, ...]:

@@ -60,7 +60,8 @@ class RuleFinder:
         """Return the rule that divides the inner width of an expert's parameter, or counts it once."""
         rule, direct = self._rules.find_for_parameter(name.removesuffix(SCALE))
         style = resolve_style(rule.style) if rule and direct else None
-        return rule if style and (style.cuts or style.bias == "partial") else None
+        divides = style and style.cuts not in ("", "expert")
+        return rule if style and (divides or style.bias == "partial") else None
 
 
 class Wishes:
@@ -182,12 +183,12 @@ class Wishes:
         """Return the wish to divide experts over ``ep``, and each over ``etp`` by its rule for undivided experts.
 
         Experts that have no such rule are copied to the ranks that are left for each. A bias that is added once is used
-        by the first of them.
+        by the first of them. Where experts are not to be divided, it is the plan itself that keeps each of them whole.
         """
         module = name.rpartition(".")[0]
         self.effective.add(rule.pattern)
         cuts = [Wanted(0, Axis((Segment((Factor(tensor.shape[0], "ep"),)),)))]
-        if self._world.experts < self._world.size:
+        if 1 < self._world.experts < self._world.size:
             inner = self.find.within(name)
             style = resolve_style(inner.style) if inner else None
             if style and not style.cuts:

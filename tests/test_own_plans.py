@@ -12,7 +12,7 @@ from manifests.errors import DegreeError, PlanError
 from reshard import split
 from reshard.catalogue import exported, model_types, ours, own_plans
 from tools.sweep.cases import Subject, cases_of, subjects
-from tools.sweep.own import OWN_COMPOSITES, OWN_INPUTS, OWN_TYPES, OWN_VARIANTS, own_types
+from tools.sweep.own import OWN_COMPOSITES, OWN_INPUTS, OWN_PARTS, OWN_TYPES, OWN_VARIANTS, own_types
 from tools.sweep.pool import Outcomes, work_through
 from tools.sweep.records import record
 from tools.sweep.tiny import tiny_model
@@ -59,7 +59,8 @@ def test_models_that_generate_are_compared_by_their_tokens(outcomes: dict[int, O
 def test_every_type_of_ours_is_in_the_sweep(tmp_path: Path) -> None:
     names = {row.name for row in subjects(tmp_path)}
     theirs = {name for name, entry in exported()["types"].items() if {"plan", "ep_plan"} & entry.keys()}
-    assert own_plans().keys() - theirs == set(own_types()) <= names
+    assert own_plans().keys() - theirs == {*own_types(), *OWN_PARTS}
+    assert {*own_types(), *OWN_PARTS.values()} <= names
     assert {*own_types(), *OWN_COMPOSITES} <= set(model_types())
     assert {*OWN_TYPES, *OWN_INPUTS} <= {*own_types(), *OWN_COMPOSITES}
     assert {model_type for model_type, _ in OWN_VARIANTS.values()} <= set(own_types())

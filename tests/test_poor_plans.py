@@ -1,7 +1,8 @@
 """Plans of our own where those of transformers are poor: what a rank holds, and that every kind of them is right.
 
-The shares are the planner's, on models without values of published proportions; a share above the bound needs a reason
-of docs/shares.md. The comparisons with one process are made by `tools.sweep.worker`; with FULL=1 for every such type.
+The shares are the planner's, on models without values of real proportions; a share above the bound needs a reason of
+docs/shares.md, and the sweep's table shows both. The comparisons with one process are made by `tools.sweep.worker`;
+with FULL=1 for every such type.
 """
 
 import os
@@ -12,8 +13,11 @@ import pytest
 from safetensors.torch import load_file
 
 from reshard import merge, split, verify
-from reshard.catalogue import ours
-from tools.shares import MOST, PAGE, build, compared_types, line, measure, place, reasons
+from reshard.catalogue import exported, ours
+from tools import decoders
+from tools.proportions import PROPORTIONS
+from tools.shares import PAGE, build, compared_types, line, measure, place, reasons, shown_rows
+from tools.sweep.__main__ import TABLE
 from tools.sweep.cases import Case, cases_of, subjects
 from tools.sweep.pool import Outcomes, work_through
 from tools.sweep.records import record
@@ -90,21 +94,8 @@ def test_output_and_tokens_are_those_of_one_process(outcomes: Outcomes, name: st
     assert found.right, found
 
 
-def rows_of_the_page() -> dict[str, list[str]]:
-    """Return the cells of the table of docs/shares.md after the first, by it."""
-    lines = PAGE.read_text("utf-8").splitlines()
-    rows = [[cell.strip() for cell in text.strip("|").split("|")] for text in lines if text.startswith("| ")]
-    return {row[0]: row[1:] for row in rows if len(row) == 7 and row[0] != "type"}
-
-
-ROWS = rows_of_the_page()
+ROWS = shown_rows(PAGE.read_text("utf-8"))
 REASONS = reasons(PAGE.read_text("utf-8"))
-
-
-def above(cells: list[str]) -> bool:
-    """Tell whether a row has a share of ours above the bounds, or none."""
-    shares = zip(cells[3:5], (2, 4), strict=True)
-    return any(not text.startswith("0.") or float(text) > MOST[tp] for text, tp in shares)
 
 
 def test_the_page_has_every_type_once():
@@ -113,22 +104,65 @@ def test_the_page_has_every_type_once():
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_share_above_the_bound_has_a_reason(name: str):
-    assert above(ROWS[name]) == (name in REASONS), ROWS[name]
-    assert ROWS[name][5] == REASONS.get(name, "")
+    assert ROWS[name].above == (name in REASONS), ROWS[name]
+    assert ROWS[name].reason == REASONS.get(name, "")
+
+
+def test_a_row_needs_a_reason_if_it_is_above_the_bound_at_one_number_of_ranks():
+    page = "## By type\n|\n|\n| a | 1 B | - | - | 0.52 | 0.28 |  |\n| b | 1 B | - | - | 0.52 | 0.29 |  |\n"
+    page += "| c | 1 B | - | - | 0.50 | 0.25 uneven | heads |\n| d | 1 B | - | - | 0.50 | tp 1, 2 | heads |\n"
+    assert [name for name, row in shown_rows(page).items() if row.above] == ["b", "c", "d"]
+
+
+def test_the_table_of_the_sweep_shows_the_shares_and_reasons():
+    cells = [[cell.strip() for cell in text.split("|")] for text in TABLE.read_text("utf-8").splitlines()]
+    head = next(row for row in cells if row[1:2] == ["type"])
+    table = [dict(zip(head, row, strict=True)) for row in cells if len(row) == len(head) and row is not head]
+    shown = {row["type"].split(" (")[0]: (row["share"], row["reason"]) for row in table if row["share"].strip("-")}
+    assert shown == {name: (", ".join(row.ours), row.reason) for name, row in ROWS.items()}
 
 
 @pytest.mark.parametrize("name", ROWS if FULL else QUICK)
 def test_the_page_says_what_the_planner_gives(name: str):
-    found = measure(name, build(compared_types(WORK)[name]))
+    subject = compared_types(WORK)[name]
+    found = measure(subject, build(subject.model_type))
     assert line(found, REASONS) in PAGE.read_text("utf-8").splitlines()
-    assert found.above == above(ROWS[name])
+    assert found.above == ROWS[name].above
+
+
+def test_what_is_given_beside_the_defaults_has_a_source():
+    assert PROPORTIONS.keys() <= {row.model_type for row in compared_types(WORK).values()}
+    kinds = ("defaults", "layers", "like ", "of ", "smallest")
+    for name, given in PROPORTIONS.items():
+        assert all(part.startswith(kinds) for part in given.source.split(", ")), name
+
+
+@pytest.mark.parametrize("name", PROPORTIONS if FULL else ["deepseek_ocr2_text", "nemotron", "qwen4_exp_text"])
+def test_what_is_given_is_needed(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Without it there is no model, or no number of ranks divides it."""
+    subject = next(row for row in compared_types(WORK).values() if row.model_type == name)
+    monkeypatch.delitem(PROPORTIONS, name)
+    try:
+        model = build(name)
+    except (AttributeError, KeyError, TypeError):
+        return
+    assert measure(subject, model).above
+
+
+def test_decoders_without_a_plan_are_listed():
+    """The lists are those of now; a type that is in the sweep or has a plan is in neither."""
+    assert "\n".join(decoders.section(WORK)) in PAGE.read_text("utf-8")
+    lacking = set(decoders.without_plan())
+    assert {"xlstm", "zamba2"} <= lacking
+    assert not lacking & {*exported()["types"], *compared_types(WORK)}
+    assert {"qwen2_audio", "paligemma"} <= set(decoders.not_run(WORK))
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_ours_divides_more_than_transformers_or_joins_less(name: str):
-    cells = ROWS[name]
-    assert float(cells[3]) <= float(cells[1])
-    assert float(cells[4]) <= float(cells[2])
+    row = ROWS[name]
+    for their_share, our_share in zip(row.peer, row.ours, strict=True):
+        assert float(our_share) <= float(their_share)
 
 
 def test_a_bias_of_divided_experts_counts_once(tmp_path: Path):

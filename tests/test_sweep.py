@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from reshard.catalogue import model_types
+from tools.shares import Shown
 from tools.sweep.cases import Case, Subject, cases_of, planned_types, subjects
 from tools.sweep.pool import LaunchError, work_through
 from tools.sweep.records import Record, Store, record
@@ -129,13 +130,13 @@ def test_the_table(tmp_path: Path):
         "llama@tp2-peer": right._replace(collectives={"all_reduce": 2}),
         "mixtral@tp2-ep2-peer": right._replace(tokens="none"),
     }
-    write_report(tmp_path / "sweep.md", rows, store, peer, True)
+    shares = {"llama": Shown(("0.50", "0.25"), ("0.50", "0.29"), "heads")}
+    write_report(tmp_path / "sweep.md", rows, store, (peer, True), shares)
     lines = (tmp_path / "sweep.md").read_text().splitlines()
     assert "| tp 2 | 2 of 2 | 1 of 1 | 0 | 1 |" in lines
     assert "| tp 2 ep 2 | 0 of 1 | 1 of 1 | 1 | 0 |" in lines
-    assert "| llama | text | right | right | - | - | - | 2e-06 | 0.50 0.50 | 3r 1g | right | - | - | - | 2r |" in lines
-    assert (
-        "| mixtral | text | right | - | **no** | right | - | 2e-06 | 0.50 | 3r 1g | - | - | right | - | 3r 1g |"
-        in lines
-    )
+    llama = "| llama | text | right | right | - | - | - | 2e-06 | 0.50, 0.29 | heads | 0.50 0.50 | 3r 1g"
+    assert f"{llama} | right | - | - | - | 2r |" in lines
+    mixtral = "| mixtral | text | right | - | **no** | right | - | 2e-06 |  |  | 0.50 | 3r 1g"
+    assert f"{mixtral} | - | - | right | - | 3r 1g |" in lines
     assert "* `forward: ValueError: a / b`: `mixtral` (tp 2 ep 2)." in lines

@@ -1,8 +1,8 @@
-"""What share of a model's bytes a rank holds: ``python -m tools.shares`` writes the table of docs/shares.md.
+"""What share of a model's bytes a rank holds: ``python -m tools.shares`` writes the tables of docs/shares.md.
 
-Every type is built without values, in the proportions of its configuration's defaults or, where those are no model, of
-a published one (`PUBLISHED`). The planner decides what each of 2 and 4 ranks holds: by the plan of transformers, and by
-ours.
+Every type of the sweep is built without values, in the proportions of its configuration's defaults, with what
+`tools.proportions` gives beside them where those are no model. The planner decides what each of 2 and 4 ranks holds: by
+the plan of transformers, and by ours.
 """
 
 import argparse
@@ -22,9 +22,10 @@ from manifests.manifest import Tensor
 from manifests.natural import kind_of
 from manifests.placement import local_shape
 from reshard.resolving import resolve_model
-from tools.sweep.cases import ROOT, subjects
+from tools import decoders
+from tools.proportions import PROPORTIONS
+from tools.sweep.cases import ROOT, Subject, subjects
 from tools.sweep.tiny import model_class
-from tools.sweep.types import rotary, rotary_by_layer
 
 PAGE = ROOT / "docs" / "shares.md"
 HEADING = "## By type\n"
@@ -33,7 +34,7 @@ MOST = {2: 0.52, 4: 0.28}
 """The share above which a type needs a reason, by the number of ranks."""
 
 Found = float | str
-"""A share, or why there is none."""
+"""A share, or why there is none; of heads that the ranks do not divide, the share by ``--uneven ceil`` in words."""
 
 
 class Shares(NamedTuple):
@@ -42,7 +43,7 @@ class Shares(NamedTuple):
     Attributes:
         name: The type.
         numel: Elements of the model.
-        peer: By the plan of transformers, for every number of ranks.
+        peer: By the plan of transformers, for every number of ranks; empty if it has none.
         ours: The same by ours.
     """
 
@@ -69,53 +70,61 @@ def main() -> int:
     types = compared_types(options.work)
     if options.only:
         for name in fnmatch.filter(types, options.only):
-            model = build(types[name])
-            print("\n".join([line(measure(name, model), {}), *whole(model, options.whole)]), flush=True)
+            model = build(types[name].model_type)
+            print("\n".join([line(measure(types[name], model), {}), *whole(model, options.whole)]), flush=True)
         return 0
-    head = PAGE.read_text("utf-8").partition(HEADING)[0]
-    rows = [measure(name, build(model_type)) for name, model_type in types.items()]
-    PAGE.write_text("\n".join([head + HEADING, *table(rows, reasons(head)), ""]), encoding="utf-8")
+    head = PAGE.read_text("utf-8").partition(HEADING)[0].partition(decoders.HEADING)[0]
+    rows = [measure(subject, build(subject.model_type)) for subject in types.values()]
+    text = "\n".join([*decoders.section(options.work), HEADING, *table(rows, reasons(head)), ""])
+    PAGE.write_text(head + text, encoding="utf-8")
     return 0
 
 
-def compared_types(work: Path) -> dict[str, str]:
-    """Return the types for which transformers has a plan, each with the type that is built for it."""
-    return {row.name: row.model_type for row in subjects(work) if row.has_peer and "+" not in row.name}
+def compared_types(work: Path) -> dict[str, Subject]:
+    """Return the types of the sweep by name, without the variants, which are of tiny models alone."""
+    return {row.name: row for row in subjects(work) if "+" not in row.name}
 
 
 def build(model_type: str) -> Any:
-    """Return a model of a type without values, of published proportions."""
+    """Return a model of a type without values, of real proportions."""
     from transformers import CONFIG_MAPPING
 
-    config = CONFIG_MAPPING[model_type](**PUBLISHED.get(model_type, {}))
+    given = PROPORTIONS.get(model_type)
+    config = CONFIG_MAPPING[model_type](**(given.values if given else {}))
     with torch.device("meta"):
         return model_class(model_type)._from_config(config, dtype=torch.bfloat16)
 
 
-def measure(name: str, model: Any) -> Shares:
+def measure(subject: Subject, model: Any) -> Shares:
     """Return what the ranks hold of a model."""
     numel = sum(parameter.numel() for parameter in model.parameters())
-    peer, ours = ([_share(model, tp, source) for tp in DEGREES] for source in ("transformers", "reshard"))
-    return Shares(name, numel, tuple(peer), tuple(ours))
+    peer = [_share(model, tp, "transformers") for tp in DEGREES] if subject.has_peer else []
+    return Shares(subject.name, numel, tuple(peer), tuple(_share(model, tp, "reshard") for tp in DEGREES))
 
 
 def _share(model: Any, tp: int, source: str) -> Found:
     try:
-        placed = place(model, tp, source)
+        return _largest(place(model, tp, source), tp)
     except DegreeError as error:
-        return f"tp {', '.join(map(str, error.allowed))}"
+        degrees = f"tp {', '.join(map(str, error.allowed))}"
     except PlanError:
         return "none"
+    try:
+        return f"{_largest(place(model, tp, source, uneven='ceil'), tp):.2f} uneven"
+    except PlanError:
+        return degrees
+
+
+def _largest(placed: Mapping[str, Tensor], tp: int) -> float:
     ranks = [sum(_nbytes_of(tensor, rank) for tensor in placed.values()) for rank in range(tp)]
     return max(ranks) / sum(nbytes(tensor.dtype, tensor.shape) for tensor in placed.values())
 
 
-def place(model: Any, tp: int, source: str = "reshard") -> dict[str, Tensor]:
+def place(model: Any, tp: int, source: str = "reshard", uneven: str = "") -> dict[str, Tensor]:
     """Return the tensors of a model as a plan places them."""
     tensors, ties = tensors_of(model)
-    label = type(model).__name__
-    resolved = resolve_model(tensors, config_of(model), None, tp, ties=ties, label=label, plan_source=source)
-    return resolved.resolution.tensors
+    options = {"label": type(model).__name__, "plan_source": source, "uneven": uneven}
+    return resolve_model(tensors, config_of(model), None, tp, ties=ties, **options).resolution.tensors
 
 
 def _nbytes_of(tensor: Tensor, rank: int) -> int:
@@ -124,7 +133,7 @@ def _nbytes_of(tensor: Tensor, rank: int) -> int:
 
 def whole(model: Any, lines: int) -> Iterator[str]:
     """Yield the largest of what every rank holds, with its share of the model."""
-    placed = place(model, DEGREES[0])
+    placed = place(model, DEGREES[0], uneven="ceil")
     total = sum(nbytes(tensor.dtype, tensor.shape) for tensor in placed.values())
     kinds: dict[str, int] = {}
     for name, tensor in placed.items():
@@ -144,6 +153,33 @@ def reasons(page: str) -> dict[str, str]:
     return found
 
 
+class Shown(NamedTuple):
+    """A row of the page.
+
+    Attributes:
+        peer: What it shows of the plan of transformers, for every number of ranks.
+        ours: The same of ours.
+        reason: The key of the reason for a share above the bound.
+    """
+
+    peer: tuple[str, ...]
+    ours: tuple[str, ...]
+    reason: str
+
+    @property
+    def above(self) -> bool:
+        """Whether it needs a reason."""
+        pairs = zip(DEGREES, self.ours, strict=True)
+        return any(not text.startswith("0.") or "uneven" in text or float(text) > MOST[tp] for tp, text in pairs)
+
+
+def shown_rows(page: str) -> dict[str, Shown]:
+    """Return the rows of a page by type."""
+    lines = page.partition(HEADING)[2].splitlines()[2:]
+    rows = [[cell.strip() for cell in text[1:-1].split("|")] for text in lines if text]
+    return {row[0]: Shown(tuple(row[2:4]), tuple(row[4:6]), row[6]) for row in rows}
+
+
 def table(rows: list[Shares], known: Mapping[str, str]) -> list[str]:
     """Return the table of all rows."""
     head = "| type | parameters | transformers: tp 2 | tp 4 | ours: tp 2 | tp 4 | reason |"
@@ -152,57 +188,9 @@ def table(rows: list[Shares], known: Mapping[str, str]) -> list[str]:
 
 def line(row: Shares, known: Mapping[str, str]) -> str:
     """Return a row of the table."""
-    shown = " | ".join(share if isinstance(share, str) else f"{share:.2f}" for share in (*row.peer, *row.ours))
+    found = (*(row.peer or ["-"] * len(DEGREES)), *row.ours)
+    shown = " | ".join(share if isinstance(share, str) else f"{share:.2f}" for share in found)
     return f"| {row.name} | {row.numel / 1e9:.2f} B | {shown} | {known.get(row.name, '')} |"
-
-
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "cohere_compass_text": rotary_by_layer({"layer_types": ["full_attention", "sliding_attention"] * 20}),
-    "deepseek_ocr2": {
-        "text_config": {
-            "num_hidden_layers": 12,
-            "mlp_layer_types": ["dense"] + ["sparse"] * 11,
-            "moe_intermediate_size": 1408,
-        }
-    },
-    "deepseek_ocr2_text": {
-        "num_hidden_layers": 12,
-        "mlp_layer_types": ["dense"] + ["sparse"] * 11,
-        "moe_intermediate_size": 1408,
-    },
-    "deepseek_v2": {"moe_intermediate_size": 1408, "intermediate_size": 10944},
-    "diffusion_gemma_text": {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
-    "dots1": {
-        "n_routed_experts": 128,
-        "n_shared_experts": 2,
-        "num_experts_per_tok": 6,
-        "first_k_dense_replace": 1,
-    },
-    "glm4_moe": {"head_dim": 128},
-    "glm4v_moe": {"text_config": {"head_dim": 128}},
-    "glm4v_moe_text": {"head_dim": 128},
-    "hunyuan_v1_dense": {"head_dim": 128, **rotary()},
-    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8, **rotary()},
-    "hunyuan_vl_text": {"head_dim": 128, **rotary()},
-    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 8},
-    "ministral": {"head_dim": 128},
-    "nanochat": {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 32},
-    "nemotron": {"num_key_value_heads": 8, "head_dim": 128},
-    "nemotron_h": {
-        "layer_types": (["linear_attention", "mlp"] * 5 + ["linear_attention", "full_attention", "mlp"]) * 4,
-        "num_hidden_layers": 52,
-    },
-    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 768},
-    "qwen3_omni_moe_text": {"num_attention_heads": 32, "head_dim": 128},
-    "qwen4_exp_text": {
-        "indexer_n_heads": 16,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 256,
-        "indexer_budget": 2048,
-        "indexer_compress_ratio": 4,
-    },
-}
-"""Values of published models, of types whose defaults are no model that can be built or divided."""
 
 
 if __name__ == "__main__":

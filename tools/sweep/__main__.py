@@ -12,6 +12,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from tools.shares import PAGE as SHARES
+from tools.shares import shown_rows
 from tools.sweep.cases import ROOT, Case, Subject, cases_of, ours_key, peer_key, subjects
 from tools.sweep.pool import work_through
 from tools.sweep.records import Record, Store, record
@@ -34,7 +36,7 @@ def main() -> int:
     if options.only == "*" and options.degrees == [2, 4] and not options.uneven:
         if options.peer:
             keep_peer(rows, store, key)
-        write_report(TABLE, rows, store, *kept_peer())
+        write_report(TABLE, rows, store, kept_peer(), shown_rows(SHARES.read_text("utf-8")))
     return tell(rows, options, store)
 
 

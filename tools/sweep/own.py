@@ -115,6 +115,20 @@ OWN_COMPOSITES: dict[str, Values] = {
 }
 """Types made of two of them, with values of their own."""
 
+OWN_PARTS = {
+    "glm4v_moe_vision": "glm4v_moe",
+    "glm4v_vision": "glm4v",
+    "glm_ocr_vision": "glm_ocr",
+    "paddleocr_vl_vision": "paddleocr_vl",
+    "qwen3_5_moe_vision": "qwen3_5_moe",
+    "qwen3_5_vision": "qwen3_5",
+    "qwen3_vl_moe_vision": "qwen3_vl_moe",
+    "qwen3_vl_vision": "qwen3_vl",
+    "voxtral_encoder": "voxtral",
+    "voxtral_realtime_encoder": "voxtral_realtime",
+}
+"""Types that are run as a part of a composite with a language model: that composite."""
+
 KINDS = (
     *("ForConditionalGeneration", "MTModel", "ForMaskedLM", "ForCausalLM", "LMHeadModel", "ForCTC"),
     *(
@@ -130,9 +144,10 @@ KINDS = (
 
 
 def own_types() -> list[str]:
-    """Return the types that have a plan of ours alone."""
+    """Return the types that have a plan of ours alone, but for those that are run as a part of a composite."""
     theirs = exported()["types"]
-    return sorted(name for name in own_plans() if not {"plan", "ep_plan"} & theirs[name].keys())
+    names = own_plans().keys() - OWN_PARTS
+    return sorted(name for name in names if not {"plan", "ep_plan"} & theirs[name].keys())
 
 
 def own_class(model_type: str) -> str:

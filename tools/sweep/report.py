@@ -2,10 +2,11 @@
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.shares import Shown
 from tools.sweep.cases import Subject, cases_of
 from tools.sweep.inputs import tiny_inputs
 from tools.sweep.records import Record, Store
@@ -28,7 +29,12 @@ and that all tokens are equal. The peer is transformers' own tensor parallelism,
   ranks (`4 ep 2`) and over all 4 (`4 ep 4`). A tiny model has 4 heads in 2 groups, so at 4 ranks every head of keys
   and values is on two of them. Refused: with an error that says why, before anything is written.
 * **diff**: the largest difference of all, relative to the largest value.
-* **share**: of the parameters on the rank that has most, at 2 and 4 ranks, and with experts divided at 2.
+* **share**: of the bytes of a model of real proportions, on the rank that has most of 2 and of 4 ranks
+  ([shares.md](shares.md)). At most .52 and .28, or there is a **reason**, one of the [closed
+  list](shares.md#why-a-share-is-above-52-at-2-ranks-or-28-at-4), where is also said what you can do. `uneven`: of heads
+  that the ranks do not divide, with `--uneven ceil`.
+* **tiny**: of the parameters of the tiny model, which the ranks were found to have, at 2 and 4 ranks, and with experts
+  divided at 2. Its norms, latents and copied heads weigh more.
 * **collectives** of one forward at 2 ranks: `r` all-reduce, `g` all-gather, `s` reduce-scatter; after the semicolon
   with experts divided.
 * **peer**: the same of transformers, which divides experts over all ranks or none.
@@ -40,7 +46,8 @@ and that all tokens are equal. The peer is transformers' own tensor parallelism,
 """
 
 COLUMNS = (
-    *("type", "input", "ours: tp 2", "tp 4", "2 ep 2", "4 ep 2", "4 ep 4", "diff", "share", "collectives"),
+    *("type", "input", "ours: tp 2", "tp 4", "2 ep 2", "4 ep 2", "4 ep 4", "diff", "share", "reason", "tiny"),
+    "collectives",
     *("peer: tp 2", "tp 4", "2 ep 2", "4 ep 4", "collectives"),
 )
 TABLE = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n"
@@ -60,20 +67,34 @@ PEER = {degree: name for degree, name in OURS.items() if degree != (4, 2)}
 
 
 class Row(NamedTuple):
-    """What is known of a subject: its outcomes, ours and the peer's."""
+    """What is known of a subject: its outcomes, ours and the peer's, and its share in real proportions."""
 
     subject: Subject
     ours: dict[Degree, Record]
     peer: dict[Degree, Record]
+    real: Shown | None = None
 
 
 def write_report(
-    file: Path, subjects: Sequence[Subject], store: Store, peer: dict[str, Record], peer_is_current: bool
+    file: Path,
+    subjects: Sequence[Subject],
+    store: Store,
+    peer: tuple[dict[str, Record], bool],
+    shares: Mapping[str, Shown],
 ) -> None:
-    """Write the table, what is not right and why, and totals."""
+    """Write the table, what is not right and why, and totals.
+
+    Args:
+        file: Where to.
+        subjects: The rows.
+        store: The outcomes of ours.
+        peer: Those of the peer, and whether they are of the tiny models and versions of now.
+        shares: What ranks hold of models of real proportions, by type.
+    """
     from importlib.metadata import version
 
-    rows = [_gather(subject, store, peer) for subject in subjects]
+    outcomes, peer_is_current = peer
+    rows = [_gather(subject, store, outcomes, shares) for subject in subjects]
     text = HEAD.format(transformers=version("transformers"))
     if not peer_is_current:
         text += (
@@ -85,8 +106,8 @@ def write_report(
     file.write_text(text)
 
 
-def _gather(subject: Subject, store: Store, peer: dict[str, Record]) -> Row:
-    row = Row(subject, {}, {})
+def _gather(subject: Subject, store: Store, peer: Mapping[str, Record], shares: Mapping[str, Shown]) -> Row:
+    row = Row(subject, {}, {}, shares.get(subject.name))
     for tp in DEGREES:
         for case in cases_of(subject, tp, peer=False):
             if found := store.get(case.name):
@@ -132,6 +153,8 @@ def _line(row: Row) -> str:
         _described(row),
         *(_mark(ours.get(degree)) for degree in OURS),
         f"{max(differences):.0e}" if differences else "",
+        ", ".join(row.real.ours) if row.real else "",
+        row.real.reason if row.real else "",
         " ".join(f"{share:.2f}" for share in shown if share is not None),
         _counted(ours),
         *(_mark(peer.get(degree)) for degree in PEER),

@@ -205,6 +205,7 @@ COMPOSITES: dict[str, Values] = {
     "gemma4": {"audio_config": None},
     "glm4v": {},
     "glm4v_moe": {},
+    "glm_ocr": {},
     "internvl": {},
     "llava": {"vision_config": {"patch_size": 8}},
     "llama4": {},
@@ -219,6 +220,7 @@ COMPOSITES: dict[str, Values] = {
     "paddleocr_vl": {},
     "qwen2_5_vl": {},
     "qwen2_vl": {"vision_config": {"hidden_size": 64}},
+    "qwen3_5": {},
     "qwen3_5_moe": {},
     "qwen3_vl": {},
     "qwen3_vl_moe": {},
@@ -241,6 +243,7 @@ STANDS = {
 
 CLASSES = {
     "llama4": "Llama4ForConditionalGeneration",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
     "t5gemma": "T5GemmaForConditionalGeneration",
     "voxtral": "VoxtralForConditionalGeneration",
