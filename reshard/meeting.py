@@ -118,14 +118,34 @@ def _nearest(side: Side, others: list[Side], *, every: bool) -> list[Side]:
         module = module.rpartition(".")[0]
 
 
+def check_joined(modules: Iterable[str], sides: Iterable[Side], label: str) -> None:
+    """Refuse modules that join what the ranks have, of which no axis tells how much that is, beside uneven parts.
+
+    Raises:
+        PlanError: Something in the layer of one is cut unevenly.
+    """
+    uneven = {_layer_of(side.name): side for side in sides if is_uneven(side.axis, side.mesh)}
+    for module in modules:
+        if side := uneven.get(_layer_of(f"{module}.weight")):
+            raise PlanError(
+                f"{label}: {side.name} is cut unevenly as {side.axis}, and {module} beside it joins the ranks' parts: "
+                "it cannot be shown that they are equal"
+            )
+
+
 def _layers(sides: Iterable[Side]) -> Iterator[list[Side]]:
-    """Yield the axes of every layer: of names that are equal up to the first number of a module with others inside."""
+    """Yield the axes of every layer."""
     layers: dict[str, list[Side]] = {}
     for side in sides:
-        parts = side.name.split(".")
-        numbers = (at for at, part in enumerate(parts[:-2]) if part.isdecimal())
-        layers.setdefault(".".join(parts[: next(numbers, 0) + 1]), []).append(side)
+        layers.setdefault(_layer_of(side.name), []).append(side)
     yield from layers.values()
+
+
+def _layer_of(name: str) -> str:
+    """Return the layer of a tensor: its name up to the first number of a module with others inside."""
+    parts = name.split(".")
+    numbers = (at for at, part in enumerate(parts[:-2]) if part.isdecimal())
+    return ".".join(parts[: next(numbers, 0) + 1])
 
 
 def _parts_of(axis: Axis) -> Iterator[Axis]:

@@ -181,6 +181,17 @@ def test_features_of_two_kinds_are_shown_one_by_one(tmp_path: Path) -> None:
         assert mentions(caught.value, "0.out.weight", "cannot be shown")
 
 
+@pytest.mark.parametrize(
+    "joined", [{"0.out": {"style": "colwise_gather_input", "layout": "(4*)"}}, {"0.out": "all_gather"}]
+)
+def test_what_is_joined_must_be_as_much_on_every_rank(joined: Mapping[str, Any], tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", {"0.v.weight": count(40, 4), "0.out.weight": count(4, 40)}, {"num_heads": 5})
+    rules = {"0.v": {"style": "colwise", "layout": "(H*, 8)"}, **joined}
+    with pytest.raises(PlanError) as caught:
+        plan(folder, tp=2, plan=rules, uneven="ceil")
+    assert mentions(caught.value, "0.out", "0.v.weight", "cannot be shown")
+
+
 def test_attributes_differ_by_rank(tmp_path: Path) -> None:
     """5 heads on 2 ranks: 3 and 2, or 3 and 3 of which one is zeros."""
     tensors = {"attn.v.weight": count(20, 4), "attn.o.weight": count(4, 20)}
