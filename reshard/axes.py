@@ -115,16 +115,22 @@ class AxisFinder:
             ) from error
 
     def sizes_in(self, module: str) -> Lookup:
-        """Return what looks sizes up for a module's children: ``q_proj.out`` are the rows of its child's weight."""
+        """Return what looks sizes up for a module's children.
+
+        ``q_proj.out`` are the rows of the weight of its child, or of the child of the innermost module around it that
+        has one of that name.
+        """
         sizes = self._sizes.of(module)
 
         def lookup(name: str) -> int | None:
             child, _, side = name.rpartition(".")
-            if child and side in ("out", "in"):
-                self.looked_beside = True
-                weight = self._tensors.get(f"{module}.{child}.weight")
-                return None if weight is None else weight.shape[0 if side == "out" else -1]
-            return sizes.get(name)
+            if not child or side not in ("out", "in"):
+                return sizes.get(name)
+            self.looked_beside = True
+            around = module
+            while (weight := self._tensors.get(f"{around}.{child}.weight")) is None and around:
+                around = around.rpartition(".")[0]
+            return None if weight is None else weight.shape[0 if side == "out" else -1]
 
         return lookup
 

@@ -45,7 +45,7 @@ def build_tensors(
     """Return the tensors under the names and in the layout that were chosen."""
     stored = {name: tensor.stored for name, tensor in checkpoint.tensors.items()}
     if architecture is not None and architecture.library == "diffusers":
-        check_names(checkpoint.folder.label, stored)
+        check_names(checkpoint.folder.label, architecture.name, stored)
     if architecture is None or options.layout == "checkpoint":
         return recipe.stored_tensors(stored)
     sizes = scoped_sizes(default_sizes(), checkpoint.config, architecture)

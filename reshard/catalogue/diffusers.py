@@ -19,8 +19,13 @@ from reshard.catalogue.builtin import build_bindings
 from reshard.catalogue.tables import ours
 from reshard.plans import AxisBinding, Plan, build_inputs, build_rule
 
-FUSED = {"to_qkv": ("to_q", "to_k", "to_v"), "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj")}
-"""What ``fuse_qkv_projections`` adds to an attention, beside what it was made of, which stays."""
+FUSED = {
+    "to_qkv": ("to_q", "to_k", "to_v"),
+    "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
+    "to_kv": ("to_k", "to_v"),
+    "to_added_kv": ("add_k_proj", "add_v_proj"),
+}
+"""What fusing its projections adds to an attention, beside what it was made of, which stays."""
 
 ADAPTERS = {
     r"\.lora_|\.base_layer\.": "a LoRA adapter; fuse it (`fuse_lora`, then `unload_lora`) and save the model again",
@@ -40,11 +45,9 @@ def exported() -> dict[str, Any]:
 
 @cache
 def classes() -> dict[str, Any]:
-    """Return the entry of every class that has a plan; one that is ``like`` another has its tables too."""
-    mine = ours()["classes"]
-    return {
-        name: {**mine.get(table.get("like", ""), {}), **table} for name, table in (mine | exported()["classes"]).items()
-    }
+    """Return the entry of every class that has a plan; its changes are in its plan."""
+    entries: dict[str, Any] = {**ours()["classes"], **exported()["classes"]}
+    return {name: {**entry, "plan": {**entry["plan"], **entry.get("changes", {})}} for name, entry in entries.items()}
 
 
 def class_names() -> tuple[str, ...]:
@@ -74,11 +77,24 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture | None:
         ties={},
         defaults=defaults,
         aliases={},
-        ignored=tuple(rf"\.{fused}\." for fused in FUSED),
+        ignored=tuple(rf"\.{fused}\." for fused in _fused(name)),
         renames=(),
         converters=(),
         library="diffusers",
+        blocks=_blocks(config, entry.get("blocks", {}).get("lists", ())),
     )
+
+
+def _blocks(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return what the blocks of a U-Net have of configuration values that may be lists, which go down and up again."""
+    lists = {name: config[name] for name in names if isinstance(config.get(name), list)}
+    blocks: dict[str, dict[str, Any]] = {}
+    for name, values in lists.items():
+        for at, value in enumerate(values):
+            blocks.setdefault(f"down_blocks.{at}", {})[name] = value
+            blocks.setdefault(f"up_blocks.{len(values) - 1 - at}", {})[name] = value
+        blocks.setdefault("mid_block", {})[name] = values[-1] if values else None
+    return blocks
 
 
 def _whole_product(config: Mapping[str, Any], defaults: Mapping[str, Any], factors: list[str]) -> int:
@@ -130,28 +146,35 @@ def _bindings(name: str, entry: Mapping[str, Any]) -> tuple[AxisBinding, ...]:
     return build_bindings({**ours()["class_bindings"], **entry.get("bindings", {})})
 
 
-def check_names(label: str, names: Iterable[str]) -> None:
+def _fused(name: str) -> dict[str, tuple[str, ...]]:
+    """Return what fusing adds to a class; those of these modules that its plan names are its own."""
+    own = {pattern.rpartition(".")[2] for pattern in classes()[name]["plan"]}
+    return {fused: made_of for fused, made_of in FUSED.items() if fused not in own}
+
+
+def check_names(label: str, name: str, names: Iterable[str]) -> None:
     """Refuse a checkpoint of a model that something was put on, or of which parts are only stored fused.
 
     The class does not use what fusing adds; it goes to the unused file.
 
     Args:
         label: The checkpoint's folder.
+        name: The class.
         names: The names of its tensors.
 
     Raises:
         CheckpointError: It holds an adapter's tensors, or fused projections without those that they were made of.
     """
-    known = set(names)
-    for name in sorted(known):
+    known, fused = set(names), _fused(name)
+    for tensor in sorted(known):
         for pattern, advice in ADAPTERS.items():
-            if re.search(pattern, name):
-                raise CheckpointError(f"{label}: {name}: belongs to {advice}")
-        parts = name.split(".")
-        for absent in FUSED.get(parts[-2], ()) if len(parts) > 1 else ():
+            if re.search(pattern, tensor):
+                raise CheckpointError(f"{label}: {tensor}: belongs to {advice}")
+        parts = tensor.split(".")
+        for absent in fused.get(parts[-2], ()) if len(parts) > 1 else ():
             unfused = ".".join([*parts[:-2], absent, parts[-1]])
             if unfused not in known:
                 raise CheckpointError(
-                    f"{label}: {name}: projections fused into one, and {unfused} is not stored beside it; "
+                    f"{label}: {tensor}: projections fused into one, and {unfused} is not stored beside it; "
                     "undo it (`unfuse_qkv_projections`) and save the model again"
                 )

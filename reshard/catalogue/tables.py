@@ -19,25 +19,27 @@ def exported() -> dict[str, Any]:
 def ours() -> dict[str, Any]:
     """Return the tables of all files in ``ours``.
 
-    A type that is ``like`` another has that one's tables where it has none. What it is like of ``parts``, rules that
-    several types have, is joined with its own lines; its own count.
+    A type, or a class of diffusers, that is ``like`` another has that one's tables where it has none. What it is like of
+    ``parts``, rules that several have, is joined with its own lines; its own count.
     """
     content: dict[str, Any] = {}
     for file in sorted(files(__package__).joinpath("ours").iterdir(), key=lambda file: file.name):
         for name, table in tomllib.loads(file.read_text("utf-8")).items():
             content.setdefault(name, {}).update(table)
-    types, parts = content["types"], content["parts"]
-    content["types"] = {name: _with_others(table, types, parts) for name, table in types.items()}
+    parts = content["parts"]
+    for kind in ("types", "classes"):
+        tables = content[kind]
+        content[kind] = {name: _with_others(table, tables, parts) for name, table in tables.items()}
     return content
 
 
-def _with_others(table: Mapping[str, Any], types: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a type's tables, completed by those that it is like."""
+def _with_others(table: Mapping[str, Any], tables: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a type's or a class's tables, completed by those that it is like."""
     named = table.get("like", [])
     likes = [named] if isinstance(named, str) else named
     others: dict[str, Any] = {}
     for name in likes:
-        others |= {} if name in parts else _with_others(types[name], types, parts)
+        others |= {} if name in parts else _with_others(tables[name], tables, parts)
     own: dict[str, Any] = {}
     for source in (*(parts[name] for name in likes if name in parts), table):
         for key, lines in source.items():
