@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from tests.diffusers_own import HEADS, random_tensors
+from tests.diffusers_own import HEADS, OWN_CONFIGS, OWN_INPUTS, random_tensors
 
 Inputs = dict[str, Any]
 
@@ -130,6 +130,8 @@ Z_IMAGE = {
 }
 
 CONFIGS: dict[str, dict[str, Any]] = {
+    "PixArtTransformer2DModel@gated": OWN_CONFIGS["PixArtTransformer2DModel"] | {"activation_fn": "geglu"},
+    "DiTTransformer2DModel@gated": OWN_CONFIGS["DiTTransformer2DModel"] | {"activation_fn": "geglu"},
     "BriaTransformer2DModel": FLUX,
     "BriaFiboTransformer2DModel": {**FLUX, "text_encoder_dim": 16},
     "LongCatImageTransformer2DModel": FLUX,
@@ -488,6 +490,8 @@ def unet_inputs() -> Inputs:
 
 
 INPUTS: dict[str, Callable[[], Inputs]] = {
+    "PixArtTransformer2DModel@gated": lambda: OWN_INPUTS["PixArtTransformer2DModel"]({}),
+    "DiTTransformer2DModel@gated": lambda: OWN_INPUTS["DiTTransformer2DModel"]({}),
     "BriaTransformer2DModel": flux_inputs,
     "BriaFiboTransformer2DModel": lambda: {**flux_inputs(), "text_encoder_layers": [random_tensors(2, 8, 16)] * 4},
     "LongCatImageTransformer2DModel": flux_inputs,
