@@ -6,6 +6,7 @@ that is one user's is a class instead (`manifests.strategy`).
 
     step                     before the forward                           after it
     slice_input              keep the rank's own features                 -
+    gather_input             join the ranks' features                     -
     divide_input             divide by the number of ranks                -
     mask_ids                 make ids local, foreign ones 0               clear the rows of foreign ids
     route_local              keep the routes to the rank's own experts    -
@@ -20,8 +21,8 @@ that is one user's is a class instead (`manifests.strategy`).
     gather_sequence          -                                            join the ranks' parts of the sequence
 
 Source: ``transformers/distributed/tensor_parallel.py`` and ``expert_parallel.py`` of transformers 5.24 for the names
-and their meaning; ``sequence_scatter``, ``rowwise_reduce_scatter``, ``partial``, ``cut_buffers`` and the norms are
-ours, and ``sequence_parallel``, which does nothing there, divides the sequence here.
+and their meaning; ``colwise_gather_input``, ``sequence_scatter``, ``rowwise_reduce_scatter``, ``partial``, ``cut_buffers``
+and the norms are ours, and ``sequence_parallel``, which does nothing there, divides the sequence here.
 """
 
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ Bias = Literal["cut", "partial", "whole"]
 Before = Literal[
     "",
     "slice_input",
+    "gather_input",
     "divide_input",
     "mask_ids",
     "route_local",
@@ -79,6 +81,7 @@ STYLES: Mapping[str, Style] = {
         Style("colwise", "out", "cut", "", ""),
         Style("colwise_gather_output", "out", "cut", "", "all_gather", contiguous=True),
         Style("colwise_rep", "out", "cut", "", "all_gather", contiguous=True),
+        Style("colwise_gather_input", "out", "cut", "gather_input", ""),
         Style("rowwise", "in", "partial", "", "all_reduce"),
         Style("rowwise_split_input", "in", "partial", "slice_input", "all_reduce", contiguous=True),
         Style("rowwise_rep", "in", "partial", "slice_input", "all_reduce", contiguous=True),

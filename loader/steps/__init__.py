@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from loader.steps.arguments import take_inputs
 from loader.steps.buffers import cut_buffers
-from loader.steps.features import all_gather, all_reduce, divide_input, slice_input
+from loader.steps.features import all_gather, all_reduce, divide_input, gather_input, slice_input
 from loader.steps.ids import mask_ids
 from loader.steps.norms import group_rms_norm, l2_norm, rms_norm
 from loader.steps.parts import gather_sequence, reduce_scatter_sequence, scatter_sequence
@@ -19,6 +19,7 @@ from manifests.errors import LoadError
 STEPS: Mapping[str, Callable[[Site], Step]] = {
     "take_inputs": take_inputs,
     "slice_input": slice_input,
+    "gather_input": gather_input,
     "divide_input": divide_input,
     "mask_ids": mask_ids,
     "route_local": route_local,

@@ -49,6 +49,17 @@ def all_gather(site: Site) -> Step:
     return Step(after=after_shorter)
 
 
+def gather_input(site: Site) -> Step:
+    """Return the step that joins the ranks' features of the first input."""
+    world_size, group, inputs = site.world_size, site.group, InputNames(site.module)
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+        own = collectable(module, inputs.get(0, args, kwargs))
+        return inputs.put(0, gathered(own, -1, world_size, group), args, kwargs)
+
+    return Step(before)
+
+
 def slice_input(site: Site) -> Step:
     """Return the step that keeps the rank's own features of the first input."""
     start, length, size = site.owned_range()

@@ -85,6 +85,7 @@ class Architecture(NamedTuple):
         float32: Patterns of parameters that stay in float32 whatever dtype is asked for; a ``*`` is anything.
         float32_for_float16: The same, of those that do so only if float16 is asked for.
         blocks: Values of the configuration that blocks have of their own, by the module that each is.
+        variant: The configuration's values on which tables of the catalogue depend, by name.
     """
 
     model_type: str
@@ -106,3 +107,4 @@ class Architecture(NamedTuple):
     float32: tuple[str, ...] = ()
     float32_for_float16: tuple[str, ...] = ()
     blocks: Mapping[str, Mapping[str, Any]] = {}
+    variant: tuple[tuple[str, str], ...] = ()

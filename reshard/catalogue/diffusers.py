@@ -45,9 +45,9 @@ def exported() -> dict[str, Any]:
 
 @cache
 def classes() -> dict[str, Any]:
-    """Return the entry of every class that has a plan; its changes are in its plan."""
+    """Return the entry of every class that has a plan."""
     entries: dict[str, Any] = {**ours()["classes"], **exported()["classes"]}
-    return {name: {**entry, "plan": {**entry["plan"], **entry.get("changes", {})}} for name, entry in entries.items()}
+    return entries
 
 
 def class_names() -> tuple[str, ...]:
@@ -71,6 +71,7 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture | None:
     return Architecture(
         model_type="",
         name=name,
+        variant=tuple((key, str(config[key])) for key in entry.get("when", {}) if key in config),
         prefix="",
         base_prefix="",
         heads=(),
@@ -118,7 +119,7 @@ def build_plan(architecture: Architecture, source: str) -> Plan:
     Raises:
         PlanError: Diffusers has none for the class.
     """
-    entry = classes()[architecture.name]
+    entry = _entry(architecture)
     if source != "reshard" and architecture.name not in exported()["classes"]:
         raise PlanError(f"{architecture.name}: diffusers has no plan for it; --plan-source reshard has one")
     label = f"the {'built-in' if source == 'reshard' else 'diffusers'} plan of {architecture.name}"
@@ -134,6 +135,14 @@ def build_plan(architecture: Architecture, source: str) -> Plan:
         },
         exhaustive=False,
     )
+
+
+def _entry(architecture: Architecture) -> Mapping[str, Any]:
+    """Return a class's tables, with those in place that are for values of its configuration."""
+    entry: dict[str, Any] = classes()[architecture.name]
+    for key, value in architecture.variant:
+        entry = {**entry, **entry["when"][key].get(value, {})}
+    return entry
 
 
 def _bindings(name: str, entry: Mapping[str, Any]) -> tuple[AxisBinding, ...]:
