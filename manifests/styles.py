@@ -14,6 +14,7 @@ that is one user's is a class instead (`manifests.strategy`).
     rms_norm                 note the mean square of all ranks' features  norm by it instead of the rank's own
     group_rms_norm           the same, of the features of a group         the same
     l2_norm                  the same, of the sum of squares              the same
+    layer_norm               note the mean and variance of all ranks'     norm by them instead of the rank's own
     cut_buffers              - (what is computed, not stored, is cut once, when the step is installed)
     all_reduce               -                                            sum over the ranks
     all_gather               -                                            join the ranks' features
@@ -44,6 +45,7 @@ Before = Literal[
     "rms_norm",
     "group_rms_norm",
     "l2_norm",
+    "layer_norm",
     "cut_buffers",
     "own",
 ]
@@ -100,6 +102,7 @@ STYLES: Mapping[str, Style] = {
         Style("rms_norm", "out", "cut", "rms_norm", ""),
         Style("group_rms_norm", "out", "cut", "group_rms_norm", ""),
         Style("l2_norm", "", "whole", "l2_norm", ""),
+        Style("layer_norm", "out", "cut", "layer_norm", ""),
         Style("cut_buffers", "", "whole", "cut_buffers", ""),
         Style("partial", "", "partial", "", ""),
         Style("replicate", "", "whole", "", ""),

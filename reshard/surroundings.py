@@ -98,7 +98,7 @@ class Surroundings:
         """Return the steps with the meshes of those that are about heads, given the mesh of every group of heads."""
         completed = dict(modules)
         for name, entry in modules.items():
-            if entry.before in ("rms_norm", "group_rms_norm", "cut_buffers") and "@" in entry.axis:
+            if entry.before in ("rms_norm", "group_rms_norm", "layer_norm", "cut_buffers") and "@" in entry.axis:
                 heads = name if entry.before == "cut_buffers" else name.rpartition(".")[0]
                 completed[name] = msgspec.structs.replace(entry, mesh=meshes.get(heads, (("kv", 1), ("rep", 1))))
         return completed

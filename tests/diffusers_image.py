@@ -129,6 +129,18 @@ Z_IMAGE = {
     "axes_lens": [128, 16, 16],
 }
 
+LUMINA = {
+    "sample_size": 8,
+    "patch_size": 2,
+    "in_channels": 4,
+    "hidden_size": 64,
+    "num_layers": 2,
+    "num_attention_heads": 4,
+    "num_kv_heads": 4,
+    "multiple_of": 16,
+    "cross_attention_dim": 32,
+}
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "PixArtTransformer2DModel@gated": OWN_CONFIGS["PixArtTransformer2DModel"] | {"activation_fn": "geglu"},
     "DiTTransformer2DModel@gated": OWN_CONFIGS["DiTTransformer2DModel"] | {"activation_fn": "geglu"},
@@ -137,6 +149,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "LongCatImageTransformer2DModel": FLUX,
     "FluxControlNetModel": {**FLUX, "pooled_projection_dim": 32},
     "OvisImageTransformer2DModel": {**FLUX, "out_channels": 4},
+    "Flux3Transformer2DModel": {
+        **HEADS,
+        "in_channels": 4,
+        "cond_in_channels": 4,
+        "num_layers": 1,
+        "num_single_layers": 2,
+        "joint_attention_dim": 32,
+        "timestep_channels": 16,
+        "axes_dims_rope": (4, 4, 4, 4),
+    },
     "HunyuanImageTransformer2DModel": HUNYUAN_IMAGE,
     "SD3ControlNetModel": SD3,
     "SanaControlNetModel": {
@@ -203,6 +225,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "ZImageTransformer2DModel": Z_IMAGE,
     "ZImageTransformer2DModel@siglip": {**Z_IMAGE, "in_channels": 16, "siglip_feat_dim": 16},
+    "BriaFibo2Transformer2DModel": {
+        "in_channels": 4,
+        "dim": 96,
+        "n_layers": 2,
+        "n_refiner_layers": 1,
+        "n_heads": 4,
+        "cap_feat_dim": 32,
+        "injection_layer_ids": (1,),
+        "perceiver_num_layers": 1,
+        "min_num_gist_tokens": 4,
+        "max_num_gist_tokens": 8,
+        "gist_step": 4,
+        "gist_min_text_len": 4,
+        "gist_max_text_len": 8,
+        "axes_dims": (8, 8, 8),
+        "axes_lens": (32, 16, 16),
+    },
+    "LuminaNextDiT2DModel": LUMINA,
+    "LuminaNextDiT2DModel@grouped": {**LUMINA, "num_kv_heads": 2},
     "PRXTransformer2DModel": {
         "in_channels": 4,
         "context_in_dim": 32,
@@ -276,6 +317,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "UNet2DConditionModel@xl": UNET_XL,
     "UNet2DConditionModel@shifted": {**UNET, "resnet_time_scale_shift": "scale_shift"},
     "ControlNetModel": CONTROL_UNET,
+    "ControlNetUnionModel": {
+        **CONTROL_UNET,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 8,
+        "projection_class_embeddings_input_dim": 64,
+        "num_trans_channel": 32,
+        "num_trans_head": 4,
+        "num_proj_channel": 32,
+    },
 }
 
 
@@ -291,6 +341,20 @@ def flux_inputs() -> Inputs:
         "timestep": torch.tensor([1.0, 0.5]),
         "img_ids": grid_ids(4, 4),
         "txt_ids": torch.zeros(8, 3),
+    }
+
+
+def flux3_inputs() -> Inputs:
+    one, four = torch.arange(1.0), torch.arange(4.0)
+    image = torch.cartesian_prod(one, four, four, one)
+    return {
+        "hidden_states": random_tensors(2, 16, 4),
+        "encoder_hidden_states": random_tensors(2, 8, 32),
+        "timestep": torch.tensor([1.0, 0.5]),
+        "img_ids": image,
+        "txt_ids": torch.cartesian_prod(one, one, one, torch.arange(8.0)),
+        "image_cond_hidden_states": random_tensors(2, 16, 4) / 2,
+        "image_cond_ids": image + 1,
     }
 
 
@@ -412,6 +476,32 @@ def z_image_siglip_inputs() -> Inputs:
     }
 
 
+def fibo2_inputs() -> Inputs:
+    mask = torch.ones(2, 8, dtype=torch.bool)
+    mask[1, 4:] = False
+    return {
+        "hidden_states": random_tensors(2, 4, 8, 8),
+        "timestep": torch.tensor([0.3, 0.5]),
+        "encoder_hidden_states": random_tensors(2, 2, 8, 32),
+        "encoder_attention_mask": mask,
+    }
+
+
+def lumina_inputs() -> Inputs:
+    from diffusers.models.embeddings import get_2d_rotary_pos_embed_lumina
+
+    mask = torch.ones(2, 8, dtype=torch.bool)
+    mask[1, 6:] = False
+    return {
+        "hidden_states": random_tensors(2, 4, 8, 8),
+        "timestep": torch.tensor([0.3, 0.5]),
+        "encoder_hidden_states": random_tensors(2, 8, 32),
+        "encoder_mask": mask,
+        "image_rotary_emb": get_2d_rotary_pos_embed_lumina(16, 16, 16),
+        "cross_attention_kwargs": {},
+    }
+
+
 def prx_inputs() -> Inputs:
     mask = torch.ones(2, 8, dtype=torch.bool)
     mask[1, 6:] = False
@@ -501,6 +591,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
         "pooled_projections": random_tensors(2, 32),
     },
     "OvisImageTransformer2DModel": flux_inputs,
+    "Flux3Transformer2DModel": flux3_inputs,
     "HunyuanImageTransformer2DModel": hunyuan_image_inputs,
     "SD3ControlNetModel": sd3_inputs,
     "SanaControlNetModel": lambda: {
@@ -523,6 +614,9 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     "ErnieImageTransformer2DModel": ernie_inputs,
     "ZImageTransformer2DModel": z_image_inputs,
     "ZImageTransformer2DModel@siglip": z_image_siglip_inputs,
+    "BriaFibo2Transformer2DModel": fibo2_inputs,
+    "LuminaNextDiT2DModel": lumina_inputs,
+    "LuminaNextDiT2DModel@grouped": lumina_inputs,
     "PRXTransformer2DModel": prx_inputs,
     "JoyImageEditTransformer3DModel": joy_inputs,
     "JoyImageEditPlusTransformer3DModel": joy_plus_inputs,
@@ -553,4 +647,11 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     },
     "UNet2DConditionModel@shifted": unet_inputs,
     "ControlNetModel": lambda: {**unet_inputs(), "controlnet_cond": random_tensors(2, 3, 16, 16)},
+    "ControlNetUnionModel": lambda: {
+        **unet_inputs(),
+        "controlnet_cond": [random_tensors(2, 3, 16, 16)],
+        "control_type": torch.tensor([[0, 1, 0, 0, 0, 0]] * 2),
+        "control_type_idx": [1],
+        "added_cond_kwargs": {"text_embeds": random_tensors(2, 16), "time_ids": torch.arange(12).reshape(2, 6)},
+    },
 }

@@ -401,6 +401,21 @@ CASES = (
         exact=False,
     ),
     Case(
+        "layer_norm",
+        lambda: chain(up=nn.Linear(6, 8), norm=nn.LayerNorm(8, eps=0.5), down=nn.Linear(8, 5)),
+        {"up": "colwise", "norm": "layer_norm", "down": "rowwise"},
+        (call(numbers(2, 3, 6)), call(numbers(6)), call(numbers(0, 6))),
+        compiles=True,
+        exact=False,
+    ),
+    Case(
+        "layer_norm without parameters",
+        lambda: chain(block=chain(up=nn.Linear(6, 8), norm=nn.LayerNorm(8, elementwise_affine=False), down=nn.Linear(8, 5))),
+        {"block.up": "colwise", "block.norm": "layer_norm", "block.down": "rowwise"},
+        (call(numbers(2, 3, 6)),),
+        exact=False,
+    ),
+    Case(
         "group_rms_norm, a group on both ranks",
         lambda: chain(block=GatedBlock(1)),
         normed_in_groups(1),
