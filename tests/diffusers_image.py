@@ -112,6 +112,16 @@ UNET_XL = {
     "addition_time_embed_dim": 8,
     "projection_class_embeddings_input_dim": 64,
 }
+UNET_3D = {
+    "sample_size": 8,
+    "block_out_channels": (32, 64),
+    "layers_per_block": 1,
+    "down_block_types": ("CrossAttnDownBlock3D", "DownBlock3D"),
+    "up_block_types": ("UpBlock3D", "CrossAttnUpBlock3D"),
+    "cross_attention_dim": 32,
+    "attention_head_dim": 8,
+    "norm_num_groups": 32,
+}
 CONTROL_UNET = {
     name: UNET[name]
     for name in UNET
@@ -292,6 +302,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_visual_blocks": 1,
         "axes_dims": (4, 4, 8),
     },
+    "Kandinsky6Transformer3DModel": {
+        "in_visual_dim": 4,
+        "out_visual_dim": 4,
+        "in_text_dim": 32,
+        "in_text_dim2": 16,
+        "time_dim": 16,
+        "model_dim": 64,
+        "ff_dim": 96,
+        "num_text_blocks": 1,
+        "num_visual_blocks": 1,
+        "axes_dims": (4, 4, 8),
+        "visual_cond": False,
+        "in_audio_dim": 4,
+        "out_audio_dim": 4,
+        "model_dim_a": 32,
+        "axes_dims_a": (2, 2, 4),
+    },
     "PriorTransformer": {**HEADS, "num_layers": 2, "embedding_dim": 16, "num_embeddings": 7, "additional_embeddings": 4},
     "Transformer2DModel": {
         **HEADS,
@@ -317,6 +344,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "UNet2DConditionModel@xl": UNET_XL,
     "UNet2DConditionModel@shifted": {**UNET, "resnet_time_scale_shift": "scale_shift"},
     "ControlNetModel": CONTROL_UNET,
+    "UNetMotionModel": {
+        **{name: UNET[name] for name in UNET if name != "attention_head_dim"},
+        "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
+        "up_block_types": ("UpBlockMotion", "CrossAttnUpBlockMotion"),
+        "num_attention_heads": 4,
+        "motion_num_attention_heads": (4, 8),
+    },
+    "UNetSpatioTemporalConditionModel": {
+        "sample_size": 8,
+        "down_block_types": ("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
+        "up_block_types": ("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal"),
+        "block_out_channels": (32, 64),
+        "addition_time_embed_dim": 8,
+        "projection_class_embeddings_input_dim": 24,
+        "layers_per_block": 1,
+        "cross_attention_dim": 32,
+        "num_attention_heads": (4, 8),
+        "num_frames": 2,
+    },
+    "UNet3DConditionModel": UNET_3D,
+    "I2VGenXLUNet": UNET_3D,
     "ControlNetUnionModel": {
         **CONTROL_UNET,
         "addition_embed_type": "text_time",
@@ -559,6 +607,16 @@ def kandinsky_inputs() -> Inputs:
     }
 
 
+def kandinsky6_inputs() -> Inputs:
+    return {
+        "hidden_states": random_tensors(2, 2, 4, 4, 4),
+        "encoder_hidden_states": random_tensors(2, 8, 32),
+        "pooled_projections": random_tensors(2, 16),
+        "timestep": torch.tensor([3.0, 5.0]),
+        "audio_hidden_states": random_tensors(2, 6, 4),
+    }
+
+
 def prior_inputs() -> Inputs:
     mask = torch.ones(2, 7)
     mask[1, 5:] = 0
@@ -577,6 +635,10 @@ def unet_inputs() -> Inputs:
         "timestep": torch.tensor([3, 5]),
         "encoder_hidden_states": random_tensors(2, 8, 32),
     }
+
+
+def video_unet_inputs() -> Inputs:
+    return {**unet_inputs(), "sample": random_tensors(2, 4, 2, 8, 8)}
 
 
 INPUTS: dict[str, Callable[[], Inputs]] = {
@@ -629,6 +691,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     },
     "HiDreamImageTransformer2DModel": hidream_inputs,
     "Kandinsky5Transformer3DModel": kandinsky_inputs,
+    "Kandinsky6Transformer3DModel": kandinsky6_inputs,
     "PriorTransformer": prior_inputs,
     "Transformer2DModel": lambda: {
         "hidden_states": random_tensors(2, 32, 4, 4),
@@ -647,6 +710,20 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     },
     "UNet2DConditionModel@shifted": unet_inputs,
     "ControlNetModel": lambda: {**unet_inputs(), "controlnet_cond": random_tensors(2, 3, 16, 16)},
+    "UNetMotionModel": lambda: {**video_unet_inputs(), "encoder_hidden_states": random_tensors(4, 8, 32)},
+    "UNetSpatioTemporalConditionModel": lambda: {
+        "sample": random_tensors(2, 2, 8, 8, 8),
+        "timestep": torch.tensor([3.0, 5.0]),
+        "encoder_hidden_states": random_tensors(2, 1, 32),
+        "added_time_ids": torch.arange(6.0).reshape(2, 3),
+    },
+    "UNet3DConditionModel": video_unet_inputs,
+    "I2VGenXLUNet": lambda: {
+        **video_unet_inputs(),
+        "fps": torch.tensor([8, 8]),
+        "image_latents": random_tensors(2, 4, 2, 8, 8) / 2,
+        "image_embeddings": random_tensors(2, 32),
+    },
     "ControlNetUnionModel": lambda: {
         **unet_inputs(),
         "controlnet_cond": [random_tensors(2, 3, 16, 16)],

@@ -409,9 +409,9 @@ CASES = (
         exact=False,
     ),
     Case(
-        "layer_norm without parameters",
-        lambda: chain(block=chain(up=nn.Linear(6, 8), norm=nn.LayerNorm(8, elementwise_affine=False), down=nn.Linear(8, 5))),
-        {"block.up": "colwise", "block.norm": "layer_norm", "block.down": "rowwise"},
+        "layer_norm without a bias",
+        lambda: chain(up=nn.Linear(6, 8), norm=nn.LayerNorm(8, bias=False), down=nn.Linear(8, 5)),
+        {"up": "colwise", "norm": "layer_norm", "down": "rowwise"},
         (call(numbers(2, 3, 6)),),
         exact=False,
     ),

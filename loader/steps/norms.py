@@ -80,9 +80,7 @@ def layer_norm(site: Site) -> Step:
     def after(_: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
         if not kept:
             raise LoadError(f"{site.label}: its output came without its inputs")
-        normed = kept.pop()
-        if module.weight is not None:
-            normed = normed * module.weight.float()
+        normed = kept.pop() * module.weight.float()
         if module.bias is not None:
             normed = normed + module.bias.float()
         return normed.to(collectable(module, output).dtype)
