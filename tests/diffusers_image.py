@@ -235,6 +235,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "ZImageTransformer2DModel": Z_IMAGE,
     "ZImageTransformer2DModel@siglip": {**Z_IMAGE, "in_channels": 16, "siglip_feat_dim": 16},
+    "ZImageControlNetModel": {
+        "control_layers_places": [0, 1],
+        "control_refiner_layers_places": [0],
+        "control_in_dim": 4,
+        "add_control_noise_refiner": "control_noise_refiner",
+        "dim": 96,
+        "n_refiner_layers": 1,
+        "n_heads": 4,
+        "n_kv_heads": 4,
+    },
     "BriaFibo2Transformer2DModel": {
         "in_channels": 4,
         "dim": 96,
@@ -351,6 +361,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 4,
         "motion_num_attention_heads": (4, 8),
     },
+    "SparseControlNetModel": {
+        "block_out_channels": (32, 64),
+        "layers_per_block": 1,
+        "down_block_types": ("CrossAttnDownBlockMotion", "DownBlockMotion"),
+        "cross_attention_dim": 32,
+        "attention_head_dim": (4, 8),
+        "norm_num_groups": 8,
+        "conditioning_embedding_out_channels": (8, 16),
+    },
+    "UVit2DModel": {
+        "hidden_size": 64,
+        "cond_embed_dim": 16,
+        "micro_cond_encode_dim": 8,
+        "micro_cond_embed_dim": 40,
+        "encoder_hidden_size": 32,
+        "vocab_size": 34,
+        "codebook_size": 32,
+        "in_channels": 32,
+        "block_out_channels": 32,
+        "num_res_blocks": 1,
+        "block_num_heads": 2,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+    },
     "UNetSpatioTemporalConditionModel": {
         "sample_size": 8,
         "down_block_types": ("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
@@ -375,6 +410,29 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_proj_channel": 32,
     },
 }
+
+COMPANIONS = {"ZImageControlNetModel": "ZImageTransformer2DModel"}
+"""Cases that run modules of another's."""
+
+
+def outputs(model: Any, case: str, companion: Any = None) -> dict[str, torch.Tensor]:
+    """Return every tensor that a case's forward gives, by its place."""
+    found: dict[str, torch.Tensor] = {}
+
+    def collect(value: Any, place: str) -> None:
+        if isinstance(value, torch.Tensor):
+            found[place] = value.contiguous()
+        elif value is not None:
+            for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+                collect(part, f"{place}.{key}")
+
+    if companion is not None:
+        type(model).from_transformer(model, companion)
+    # One class's forward always gives a table, another always a tensor.
+    options = {} if case in ("ZImageControlNetModel", "UVit2DModel") else {"return_dict": False}
+    with torch.inference_mode():
+        collect(model(**INPUTS[case](), **options), "output")
+    return found
 
 
 def grid_ids(height: int, width: int) -> torch.Tensor:
@@ -676,6 +734,10 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     "ErnieImageTransformer2DModel": ernie_inputs,
     "ZImageTransformer2DModel": z_image_inputs,
     "ZImageTransformer2DModel@siglip": z_image_siglip_inputs,
+    "ZImageControlNetModel": lambda: {
+        **z_image_inputs(),
+        "control_context": [random_tensors(4, 1, 8, 8) / 2, random_tensors(4, 1, 8, 4) / 2],
+    },
     "BriaFibo2Transformer2DModel": fibo2_inputs,
     "LuminaNextDiT2DModel": lumina_inputs,
     "LuminaNextDiT2DModel@grouped": lumina_inputs,
@@ -711,6 +773,18 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     "UNet2DConditionModel@shifted": unet_inputs,
     "ControlNetModel": lambda: {**unet_inputs(), "controlnet_cond": random_tensors(2, 3, 16, 16)},
     "UNetMotionModel": lambda: {**video_unet_inputs(), "encoder_hidden_states": random_tensors(4, 8, 32)},
+    "SparseControlNetModel": lambda: {
+        **video_unet_inputs(),
+        "encoder_hidden_states": random_tensors(4, 8, 32),
+        "controlnet_cond": random_tensors(2, 4, 2, 8, 8) / 2,
+        "conditioning_mask": torch.ones(2, 1, 2, 8, 8),
+    },
+    "UVit2DModel": lambda: {
+        "input_ids": torch.arange(32).reshape(2, 4, 4),
+        "encoder_hidden_states": random_tensors(2, 8, 32),
+        "pooled_text_emb": random_tensors(2, 16),
+        "micro_conds": torch.arange(10.0).reshape(2, 5),
+    },
     "UNetSpatioTemporalConditionModel": lambda: {
         "sample": random_tensors(2, 2, 8, 8, 8),
         "timestep": torch.tensor([3.0, 5.0]),

@@ -14,27 +14,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from tests.diffusers_image import CONFIGS, INPUTS
+from tests.diffusers_image import COMPANIONS, CONFIGS, outputs
 from tests.diffusers_worker import COLLECTIVE_TIMEOUT, DEGREES, WORLD_SIZE, Collectives, Outcome, attempt
 
 ALTERED = ("UNet2DConditionModel", "HunyuanDiT2DModel", "LongCatImageTransformer2DModel", "QwenImageControlNetModel")
 """Cases whose attentions other processors run, too."""
-
-
-def outputs(model: Any, case: str) -> dict[str, torch.Tensor]:
-    """Return every tensor that a case's forward gives, by its place."""
-    found: dict[str, torch.Tensor] = {}
-
-    def collect(value: Any, place: str) -> None:
-        if isinstance(value, torch.Tensor):
-            found[place] = value.contiguous()
-        elif value is not None:
-            for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-                collect(part, f"{place}.{key}")
-
-    with torch.inference_mode():
-        collect(model(**INPUTS[case](), return_dict=False), "output")
-    return found
 
 
 def difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
@@ -50,8 +34,9 @@ def run(case: str, folder: Path, degree: int, group: Any) -> Outcome:
 
     expected = load_file(folder / f"{case}-expected.safetensors")
     model = load_model(folder / f"{case}-tp{degree}", group=group)
+    companion = load_model(folder / f"{COMPANIONS[case]}-tp{degree}", group=group) if case in COMPANIONS else None
     with Collectives() as collectives:
-        found = outputs(model, case)
+        found = outputs(model, case, companion)
     outcome = {
         "difference": difference(found, expected),
         "collectives": dict(collectives.counts),

@@ -18,8 +18,8 @@ from loader import open_shard
 from manifests.errors import CheckpointError, DegreeError, PlanError
 from reshard import plan, split
 from reshard.catalogue.diffusers import class_names
-from tests.diffusers_image import CONFIGS
-from tests.diffusers_image_worker import ALTERED, outputs
+from tests.diffusers_image import COMPANIONS, CONFIGS, outputs
+from tests.diffusers_image_worker import ALTERED
 from tests.diffusers_worker import DEGREES, WORLD_SIZE, Outcome
 from tests.launching import run_ranks
 
@@ -49,7 +49,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for case in CONFIGS:
         model = build(case)
         model.save_pretrained(folder / case)
-        save_file(outputs(model, case), folder / f"{case}-expected.safetensors")
+        companion = build(COMPANIONS[case]) if case in COMPANIONS else None
+        save_file(outputs(model, case, companion), folder / f"{case}-expected.safetensors")
         for degree in DEGREES:
             split(folder / case, folder / f"{case}-tp{degree}", tp=degree)
     return folder
