@@ -731,7 +731,8 @@ CASES = [
         "mochi",
         "MochiTransformer3DModel",
         {
-            **HEADS,
+            "attention_head_dim": 24,
+            "num_attention_heads": 4,
             "num_layers": 3,
             "pooled_projection_dim": 24,
             "in_channels": 4,
@@ -853,6 +854,9 @@ CASES = [
         stable_audio3_calls,
     ),
 ]
+
+FLEX = ("WanAnimate2Transformer3DModel", "AnyFlowFARTransformer3DModel")
+"""Classes that need flex attention."""
 
 FUSED = next(case for case in CASES if case.name == "chronoedit")._replace(name="chronoedit-fused")
 """A model that was saved after its projections had been fused: of queries, keys and values, and of keys and values."""

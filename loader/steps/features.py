@@ -1,4 +1,7 @@
-"""Steps on features, the last dimension, and the sum that ends most of what is divided."""
+"""Steps on features, and the sum that ends most of what is divided.
+
+Features are the last dimension; those of a convolution are the one before its positions.
+"""
 
 from typing import Any
 
@@ -6,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import pad
+from torch.nn.modules.conv import _ConvNd
 
 from loader.steps.collectives import collectable, gathered, summed
 from loader.steps.inputs import InputNames
@@ -30,21 +34,21 @@ def all_reduce(site: Site) -> Step:
 
 def all_gather(site: Site) -> Step:
     """Return the step that joins the ranks' features; those of the last rank may be fewer."""
-    world_size, group = site.world_size, site.group
+    world_size, group, dim = site.world_size, site.group, _features(site.module)
     size = bound_axis(site.entry.axis).size if site.entry.axis else 0
     most = -(-size // world_size)
     if size == most * world_size:
 
         def after(module: nn.Module, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-            return gathered(collectable(module, output), -1, world_size, group)
+            return gathered(collectable(module, output), dim, world_size, group)
 
         return Step(after=after)
 
     _, mine, _ = site.owned_range()
 
     def after_shorter(module: nn.Module, _: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        filled = pad(collectable(module, output), (0, most - mine))
-        return gathered(filled, -1, world_size, group).narrow(-1, 0, size)
+        filled = pad(collectable(module, output), (0, 0) * (-1 - dim) + (0, most - mine))
+        return gathered(filled, dim, world_size, group).narrow(dim, 0, size)
 
     return Step(after=after_shorter)
 
@@ -52,10 +56,11 @@ def all_gather(site: Site) -> Step:
 def gather_input(site: Site) -> Step:
     """Return the step that joins the ranks' features of the first input."""
     world_size, group, inputs = site.world_size, site.group, InputNames(site.module)
+    dim = _features(site.module)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         own = collectable(module, inputs.get(0, args, kwargs))
-        return inputs.put(0, gathered(own, -1, world_size, group), args, kwargs)
+        return inputs.put(0, gathered(own, dim, world_size, group), args, kwargs)
 
     return Step(before)
 
@@ -63,16 +68,16 @@ def gather_input(site: Site) -> Step:
 def slice_input(site: Site) -> Step:
     """Return the step that keeps the rank's own features of the first input."""
     start, length, size = site.owned_range()
-    inputs, label = InputNames(site.module), site.label
+    inputs, label, dim = InputNames(site.module), site.label, _features(site.module)
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         value = inputs.get(0, args, kwargs)
-        if value.shape[-1] != size:
+        if value.shape[dim] != size:
             raise LoadError(
-                f"{label}: gets {value.shape[-1]} features, its split expects all {size}; "
+                f"{label}: gets {value.shape[dim]} features, its split expects all {size}; "
                 "the module before it is cut otherwise"
             )
-        return inputs.put(0, value.narrow(-1, start, length), args, kwargs)
+        return inputs.put(0, value.narrow(dim, start, length), args, kwargs)
 
     return Step(before)
 
@@ -88,3 +93,8 @@ def divide_input(site: Site) -> Step:
         return inputs.put(0, inputs.get(0, args, kwargs) / world_size, args, kwargs)
 
     return Step(before)
+
+
+def _features(module: nn.Module) -> int:
+    """Return the dimension of a module's features, counted from the end."""
+    return -1 - len(module.kernel_size) if isinstance(module, _ConvNd) else -1

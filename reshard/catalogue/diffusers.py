@@ -138,10 +138,11 @@ def build_plan(architecture: Architecture, source: str) -> Plan:
 
 
 def _entry(architecture: Architecture) -> Mapping[str, Any]:
-    """Return a class's tables, with those in place that are for values of its configuration."""
+    """Return a class's tables, with the lines in place that are for values of its configuration."""
     entry: dict[str, Any] = classes()[architecture.name]
     for key, value in architecture.variant:
-        entry = {**entry, **entry["when"][key].get(value, {})}
+        changed = entry["when"][key].get(value, {})
+        entry = {**entry, **{name: {**entry.get(name, {}), **lines} for name, lines in changed.items()}}
     return entry
 
 
