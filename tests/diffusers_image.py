@@ -122,11 +122,9 @@ UNET_3D = {
     "attention_head_dim": 8,
     "norm_num_groups": 32,
 }
-CONTROL_UNET = {
-    name: UNET[name]
-    for name in UNET
-    if name not in ("sample_size", "up_block_types")
-} | {"conditioning_embedding_out_channels": (8, 16)}
+CONTROL_UNET = {name: UNET[name] for name in UNET if name not in ("sample_size", "up_block_types")} | {
+    "conditioning_embedding_out_channels": (8, 16)
+}
 Z_IMAGE = {
     "in_channels": 4,
     "dim": 96,
@@ -329,7 +327,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "model_dim_a": 32,
         "axes_dims_a": (2, 2, 4),
     },
-    "PriorTransformer": {**HEADS, "num_layers": 2, "embedding_dim": 16, "num_embeddings": 7, "additional_embeddings": 4},
+    "PriorTransformer": {
+        **HEADS,
+        "num_layers": 2,
+        "embedding_dim": 16,
+        "num_embeddings": 7,
+        "additional_embeddings": 4,
+    },
     "Transformer2DModel": {
         **HEADS,
         "in_channels": 32,
