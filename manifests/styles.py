@@ -22,8 +22,8 @@ that is one user's is a class instead (`manifests.strategy`).
     gather_sequence          -                                            join the ranks' parts of the sequence
 
 Source: ``transformers/distributed/tensor_parallel.py`` and ``expert_parallel.py`` of transformers 5.24 for the names
-and their meaning; ``colwise_gather_input``, ``sequence_scatter``, ``rowwise_reduce_scatter``, ``partial``, ``cut_buffers``
-and the norms are ours, and ``sequence_parallel``, which does nothing there, divides the sequence here.
+and their meaning; ``colwise_gather_input``, ``sequence_scatter``, ``rowwise_reduce_scatter``, ``partial``,
+``cut_buffers`` and the norms are ours, and ``sequence_parallel``, which does nothing there, divides the sequence here.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """One rank of the tests of diffusers' models for videos and sounds: runs every split, and tells what it found.
 
-Started by `test_diffusers_video.py`, which made the models, the expected outputs and the splits, in four processes. What
-was split for two ranks is run by the last two, in a group of their own.
+Started by `test_diffusers_video.py`, which made the models, the expected outputs and the splits, in four processes.
+What was split for two ranks is run by the last two, in a group of their own.
 """
 
 import json
@@ -51,9 +51,7 @@ def run(case: VideoCase, folder: Path, ranks: Ranks) -> Outcome:
     with nullcontext() if case.architecture in FLEX else collectives:
         found = outputs(model, case)
     assert found.keys() == expected.keys()
-    differences = [
-        float((found[name] - expected[name]).abs().max() / expected[name].abs().max()) for name in expected
-    ]
+    differences = [float((found[name] - expected[name]).abs().max() / expected[name].abs().max()) for name in expected]
     return {
         "difference": max(differences),
         "finite": all(bool(tensor.isfinite().all()) for tensor in found.values()),

@@ -19,8 +19,8 @@ def exported() -> dict[str, Any]:
 def ours() -> dict[str, Any]:
     """Return the tables of all files in ``ours``.
 
-    A type, or a class of diffusers, that is ``like`` another has that one's tables where it has none. What it is like of
-    ``parts``, rules that several have, is joined with its own lines; its own count.
+    A type, or a class of diffusers, that is ``like`` another has that one's tables where it has none. What it is like
+    of ``parts``, rules that several have, is joined with its own lines; its own count.
     """
     content: dict[str, Any] = {}
     for file in sorted(files(__package__).joinpath("ours").iterdir(), key=lambda file: file.name):
