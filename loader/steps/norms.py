@@ -61,9 +61,10 @@ def layer_norm(site: Site) -> Step:
     Raises:
         LoadError: The norm is not torch's own.
     """
-    module, group, world_size = site.module, site.group, site.world_size
+    module, group = site.module, site.group
     if type(module) is not nn.LayerNorm:
-        raise LoadError(f"{site.label}: is not torch's LayerNorm, whose split its loader knows")
+        raise LoadError(f"{site.label}: is not torch's LayerNorm, the only one that can be divided")
+    world_size = site.world_size
     inputs = InputNames(module)
     kept: list[torch.Tensor] = []
 
@@ -74,7 +75,7 @@ def layer_norm(site: Site) -> Step:
         squares, means = gathered(own.unsqueeze(0), 0, world_size, group).unbind(1)
         mean = means.mean(0)
         variance = (squares + (means - mean).square()).mean(0)
-        kept.append((states - mean.unsqueeze(-1)) * (variance + module.eps).rsqrt().unsqueeze(-1))
+        kept[:] = [(states - mean.unsqueeze(-1)) * (variance + module.eps).rsqrt().unsqueeze(-1)]
         return args, kwargs
 
     def after(_: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
