@@ -22,8 +22,9 @@ that is one user's is a class instead (`manifests.strategy`).
     gather_sequence          -                                            join the ranks' parts of the sequence
 
 Source: ``transformers/distributed/tensor_parallel.py`` and ``expert_parallel.py`` of transformers 5.24 for the names
-and their meaning; ``colwise_gather_input``, ``sequence_scatter``, ``rowwise_reduce_scatter``, ``partial``,
-``cut_buffers`` and the norms are ours, and ``sequence_parallel``, which does nothing there, divides the sequence here.
+and their meaning; ``colwise_gather_input``, ``sequence_scatter``, ``rowwise_reduce_scatter``, ``rowwise_once``,
+``partial``, ``cut_buffers`` and the norms are ours, and ``sequence_parallel``, which does nothing there, divides the
+sequence here.
 """
 
 from collections.abc import Mapping
@@ -63,6 +64,7 @@ class Style(NamedTuple):
         after: The step on the module's output; "own" if it is the strategy's.
         contiguous: Whether the ranks' parts are one contiguous run each, whatever heads or blocks the axis has.
         packed: Whether the axis is blocks, each divided by itself.
+        once: Whether, of the ranks that have copies of a part, the first alone counts in the sum.
         own: The user's class that the row was made from.
     """
 
@@ -73,6 +75,7 @@ class Style(NamedTuple):
     after: After = ""
     contiguous: bool = False
     packed: bool = False
+    once: bool = False
     own: type[Strategy] | None = None
 
 
@@ -85,6 +88,7 @@ STYLES: Mapping[str, Style] = {
         Style("colwise_rep", "out", "cut", "", "all_gather", contiguous=True),
         Style("colwise_gather_input", "out", "cut", "gather_input", ""),
         Style("rowwise", "in", "partial", "", "all_reduce"),
+        Style("rowwise_once", "in", "partial", "", "all_reduce", once=True),
         Style("rowwise_split_input", "in", "partial", "slice_input", "all_reduce", contiguous=True),
         Style("rowwise_rep", "in", "partial", "slice_input", "all_reduce", contiguous=True),
         Style("rowwise_reduce_scatter", "in", "partial", "", "reduce_scatter_sequence"),

@@ -110,8 +110,7 @@ class _Resolver:
         granted: dict[int, Placement] = {}
         for demand in different:
             mesh = mesh_for(demand, meshes, self.world)
-            granted[id(demand)] = demand.placed(mesh or self.world.plain_mesh)
-            self._check_summed(demand, granted[id(demand)])
+            granted[id(demand)] = self._counted(demand, mesh or self.world.plain_mesh)
         placements.update((name, granted[id(demand)]) for name, demand in demands.items())
         self._check_ties(placements)
         self._note_shorter(demands)
@@ -177,18 +176,22 @@ class _Resolver:
             allowed=allowed,
         )
 
-    def _check_summed(self, demand: Demand, placement: Placement) -> None:
-        """Refuse copies of what the ranks add up: each would be counted."""
-        rule = self.wishes.rules[demand.name]
-        plain = placement.mesh[0][0] == "tp"
+    def _counted(self, demand: Demand, mesh: Mesh) -> Placement:
+        """Return the placement over a mesh. Copies of what the ranks add up are refused, or the first alone counts."""
+        placement, style = demand.placed(mesh), resolve_style(self.wishes.rules[demand.name].style)
+        plain = mesh[0][0] == "tp"
         parts = set() if plain else {part_of(placement, rank) for rank in range(self.world.size)}
-        sums = resolve_style(rule.style).after in ("all_reduce", "reduce_scatter_sequence")
-        if sums and parts and len(parts) < self.world.size:
-            axis = demand.cuts[0].axis
-            raise PlanError(
-                f"{self.plan.label}: {demand.name}: {rule.style} adds up the ranks' parts, and {axis} has "
-                f"{len(parts)} for {self.world.size} ranks, copies among them; divide it over kv and rep"
-            )
+        sums = style.after in ("all_reduce", "reduce_scatter_sequence")
+        if not sums or not parts or len(parts) == self.world.size:
+            return placement
+        if style.once:
+            return demand._replace(partial=True).placed(mesh)
+        axis = demand.cuts[0].axis
+        raise PlanError(
+            f"{self.plan.label}: {demand.name}: {style.name} adds up the ranks' parts, and {axis} has "
+            f"{len(parts)} for {self.world.size} ranks, copies among them; divide it over kv and rep, "
+            "or let one of each count: rowwise_once"
+        )
 
     def _note_shorter(self, demands: Mapping[str, Demand]) -> None:
         for name, demand in demands.items():

@@ -356,6 +356,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "UNet2DConditionModel": UNET,
     "UNet2DConditionModel@xl": UNET_XL,
+    "UNet2DConditionModel@few": {
+        **UNET,
+        "down_block_types": ("CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+        "attention_head_dim": (2, 1),
+    },
     "UNet2DConditionModel@shifted": {**UNET, "resnet_time_scale_shift": "scale_shift"},
     "ControlNetModel": CONTROL_UNET,
     "UNetMotionModel": {
@@ -774,6 +779,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
         **unet_inputs(),
         "added_cond_kwargs": {"text_embeds": random_tensors(2, 16), "time_ids": torch.arange(12).reshape(2, 6)},
     },
+    "UNet2DConditionModel@few": unet_inputs,
     "UNet2DConditionModel@shifted": unet_inputs,
     "ControlNetModel": lambda: {**unet_inputs(), "controlnet_cond": random_tensors(2, 3, 16, 16)},
     "UNetMotionModel": lambda: {**video_unet_inputs(), "encoder_hidden_states": random_tensors(4, 8, 32)},

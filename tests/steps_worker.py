@@ -428,6 +428,16 @@ CASES = (
         exact=False,
     ),
     Case(
+        "rowwise_once",
+        lambda: chain(block=chain(up=nn.Linear(6, 8), down=nn.Linear(8, 5))),
+        {
+            "block.up": {"style": "colwise", "layout": "(1@kv, 8)"},
+            "block.down": {"style": "rowwise_once", "layout": "(1@kv, 8)"},
+        },
+        (call(numbers(2, 3, 6)),),
+        compiles=True,
+    ),
+    Case(
         "layer_norm",
         lambda: chain(up=nn.Linear(6, 8), norm=nn.LayerNorm(8, eps=0.5), down=nn.Linear(8, 5)),
         {"up": "colwise", "norm": "layer_norm", "down": "rowwise"},

@@ -104,6 +104,7 @@ SUMS = {
     "Transformer2DModel@patches": 4,
     "UNet2DConditionModel": 20,  # 8 convolution blocks, 4 transformers
     "UNet2DConditionModel@xl": 32,  # 8, and 8 of a block each
+    "UNet2DConditionModel@few": 23,  # one transformer more
     "UNet2DConditionModel@shifted": 20,
     "ControlNetModel": 10,  # 4 and 2
     "UNetMotionModel": 41,  # 8 and 4, and 7 over the frames
