@@ -232,6 +232,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_axes_dim": (4, 4, 8),
     },
     "ZImageTransformer2DModel": Z_IMAGE,
+    "ZImageTransformer2DModel@few": {**Z_IMAGE, "n_heads": 2, "n_kv_heads": 2, "axes_dims": [16, 16, 16]},
     "ZImageTransformer2DModel@siglip": {**Z_IMAGE, "in_channels": 16, "siglip_feat_dim": 16},
     "ZImageControlNetModel": {
         "control_layers_places": [0, 1],
@@ -286,6 +287,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "time_step_dim": 16,
     },
     "Krea2Transformer2DModel": KREA,
+    "Krea2Transformer2DModel@few": {**KREA, "text_num_attention_heads": 2, "text_num_key_value_heads": 2},
     "NucleusMoEImageTransformer2DModel": NUCLEUS,
     "HiDreamImageTransformer2DModel": {
         **HEADS,
@@ -742,6 +744,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     "Ideogram4Transformer2DModel": ideogram_inputs,
     "ErnieImageTransformer2DModel": ernie_inputs,
     "ZImageTransformer2DModel": z_image_inputs,
+    "ZImageTransformer2DModel@few": z_image_inputs,
     "ZImageTransformer2DModel@siglip": z_image_siglip_inputs,
     "ZImageControlNetModel": lambda: {
         **z_image_inputs(),
@@ -755,6 +758,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     "JoyImageEditPlusTransformer3DModel": joy_plus_inputs,
     "OmniGenTransformer2DModel": omnigen_inputs,
     "Krea2Transformer2DModel": krea_inputs,
+    "Krea2Transformer2DModel@few": krea_inputs,
     "NucleusMoEImageTransformer2DModel": lambda: {
         **qwen_inputs(),
         "encoder_hidden_states": random_tensors(2, 8, 32),

@@ -85,6 +85,7 @@ SUMS = {
     "Ideogram4Transformer2DModel": 4,
     "ErnieImageTransformer2DModel": 4,
     "ZImageTransformer2DModel": 8,  # and one block for image and text each
+    "ZImageTransformer2DModel@few": 8,
     "ZImageTransformer2DModel@siglip": 10,
     "ZImageControlNetModel": 15,  # three blocks, whose projections sum 5 times, and two of the transformer
     "BriaFibo2Transformer2DModel": 10,  # and one on the image, one of three parts on the text, one more attention on it
@@ -95,6 +96,7 @@ SUMS = {
     "JoyImageEditPlusTransformer3DModel": 8,
     "OmniGenTransformer2DModel": 5,  # and the embedding
     "Krea2Transformer2DModel": 8,  # and two blocks on the text
+    "Krea2Transformer2DModel@few": 8,
     "NucleusMoEImageTransformer2DModel": 4,
     "HiDreamImageTransformer2DModel": 12,  # one of each: 4 and 2 norms, 2 and 1 attentions, 2 and 1 feed-forwards
     "Kandinsky5Transformer3DModel": 5,  # one of each
