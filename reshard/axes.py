@@ -128,7 +128,7 @@ class AxisFinder:
                 return sizes.get(name)
             self.looked_beside = True
             around = module
-            while (weight := self._tensors.get(f"{around}.{child}.weight")) is None and around:
+            while (weight := self._tensors.get(f"{around}.{child}.weight".lstrip("."))) is None and around:
                 around = around.rpartition(".")[0]
             return None if weight is None else weight.shape[0 if side == "out" else -1]
 

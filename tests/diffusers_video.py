@@ -889,6 +889,13 @@ def build(case: VideoCase) -> Any:
     return model
 
 
+def fuse(model: Any) -> None:
+    """Fuse the projections of every attention of `FUSED`."""
+    for block in model.blocks:
+        block.attn1.fuse_projections()
+        block.attn2.fuse_projections()
+
+
 def outputs(model: Any, case: VideoCase) -> dict[str, torch.Tensor]:
     """Return all tensors that a case's forwards give, by their numbers."""
     found: list[torch.Tensor] = []

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from loader import open_shard
 from manifests.errors import CheckpointError, DegreeError
 from reshard import plan, split
-from tests.diffusers_video import CASES, FLEX, FUSED, VideoCase, build, outputs
+from tests.diffusers_video import CASES, FLEX, FUSED, VideoCase, build, fuse, outputs
 from tests.diffusers_worker import DEGREES, WORLD_SIZE, Outcome
 from tests.launching import run_ranks
 
@@ -41,9 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = build(case)
         save_file(outputs(model, case), folder / f"{case.name}-expected.safetensors")
         if case is FUSED:
-            for block in model.blocks:
-                block.attn1.fuse_projections()
-                block.attn2.fuse_projections()
+            fuse(model)
         model.save_pretrained(folder / case.name)
         for degree in DEGREES:
             split(folder / case.name, folder / f"{case.name}-tp{degree}", tp=degree)
