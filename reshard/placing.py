@@ -116,8 +116,7 @@ class _Resolver:
         for demand in different:
             mesh = mesh_for(demand, meshes, self.world) or self.world.plain_mesh
             fitted = demand.fitted(mesh, self.world.uneven)
-            granted[id(demand)] = Granted(fitted, fitted.placed(mesh))
-            self._check_summed(*granted[id(demand)])
+            granted[id(demand)] = Granted(fitted, self._counted(fitted, mesh))
         placements.update((name, granted[id(demand)].placement) for name, demand in demands.items())
         self._check_ties(placements)
         self.notes |= dict.fromkeys(tell_parts(demands, granted, self.world.size))
@@ -188,18 +187,22 @@ class _Resolver:
             allowed=allowed,
         )
 
-    def _check_summed(self, demand: Demand, placement: Placement) -> None:
-        """Refuse copies of what the ranks add up: each would be counted."""
-        rule = self.wishes.rules[demand.name]
-        plain = placement.mesh[0][0] == "tp"
+    def _counted(self, demand: Demand, mesh: Mesh) -> Placement:
+        """Return the placement over a mesh. Copies of what the ranks add up are refused, or the first alone counts."""
+        placement, style = demand.placed(mesh), resolve_style(self.wishes.rules[demand.name].style)
+        plain = mesh[0][0] == "tp"
         parts = set() if plain else {part_of(placement, rank) for rank in range(self.world.size)}
-        sums = resolve_style(rule.style).after in ("all_reduce", "reduce_scatter_sequence")
-        if sums and parts and len(parts) < self.world.size:
-            axis = demand.cuts[0].axis
-            raise PlanError(
-                f"{self.plan.label}: {demand.name}: {rule.style} adds up the ranks' parts, and {axis} has "
-                f"{len(parts)} for {self.world.size} ranks, copies among them; divide it over kv and rep"
-            )
+        sums = style.after in ("all_reduce", "reduce_scatter_sequence")
+        if not sums or not parts or len(parts) == self.world.size:
+            return placement
+        if style.once:
+            return demand._replace(partial=True).placed(mesh)
+        axis = demand.cuts[0].axis
+        raise PlanError(
+            f"{self.plan.label}: {demand.name}: {style.name} adds up the ranks' parts, and {axis} has "
+            f"{len(parts)} for {self.world.size} ranks, copies among them; divide it over kv and rep, "
+            "or let one of each count: rowwise_once"
+        )
 
     def _shares(
         self, demands: Mapping[str, Demand], granted: Mapping[int, Granted], modules: Mapping[str, Module]

@@ -39,7 +39,9 @@ def build_split(planned: SplitPlan) -> Facts:
         "files": _files(planned.files),
         "ranks": _ranks(planned.files, tensors, planned.world_size),
         "whole": _build_whole(planned),
-        "rank_0_only": _total(tensor for tensor in tensors.values() if tensor.placement.partial),
+        "rank_0_only": _total(
+            tensor for tensor in tensors.values() if tensor.placement.partial and not tensor.placement.cuts
+        ),
         "unused": _total(tensor for tensor in tensors.values() if tensor.unused),
         "dropped": list(planned.dropped),
         "converted": _converted(tensors),

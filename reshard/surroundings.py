@@ -111,23 +111,30 @@ class Surroundings:
         completed = dict(modules)
         for name, entry in modules.items():
             mesh = entry.mesh
-            if entry.before in ("rms_norm", "group_rms_norm", "cut_buffers") and "@" in entry.axis:
+            if entry.before in ("rms_norm", "group_rms_norm", "layer_norm", "cut_buffers") and "@" in entry.axis:
                 heads = name if entry.before == "cut_buffers" else name.rpartition(".")[0]
                 mesh = meshes.get(heads, (("kv", 1), ("rep", 1)))
             axis = entry.axis
             if name in self._axes:
                 fitted = self._axes[name].fitted(mesh or self._world.plain_mesh, self._world.uneven)
                 axis = _text(fitted.axis)
-                groups = fitted.axis.segments[0].factors[0]
-                unequal = groups.size % dict(mesh).get(groups.on, 1) and not groups.padded
-                if entry.before == "group_rms_norm" and unequal:
-                    raise PlanError(
-                        f"{self._plan.label}: {name}: norms {axis} by groups, of which all ranks must have as many; "
-                        "--uneven pad would do"
-                    )
+                self._check_norm(name, entry, fitted, dict(mesh))
             if (mesh, axis) != (entry.mesh, entry.axis):
                 completed[name] = msgspec.structs.replace(entry, mesh=mesh, axis=axis)
         return completed
+
+    def _check_norm(self, name: str, entry: Module, fitted: Wanted, mesh: Mapping[str, int]) -> None:
+        """Refuse norms that take the ranks' parts for equal."""
+        groups = fitted.axis.segments[0].factors[0]
+        if entry.before == "group_rms_norm" and groups.size % mesh.get(groups.on, 1) and not groups.padded:
+            raise PlanError(
+                f"{self._plan.label}: {name}: norms {fitted.axis} by groups, of which all ranks must have as many; "
+                "--uneven pad would do"
+            )
+        if entry.before == "layer_norm" and fitted.shorter:
+            raise PlanError(
+                f"{self._plan.label}: {name}: a layer norm over {fitted.axis} of all ranks, which must have as much each"
+            )
 
     def attributes(self, meshes: Mapping[str, Mesh], shares: Mapping[str, Shares]) -> dict[str, dict[str, PerRank]]:
         """Return what to set on modules.

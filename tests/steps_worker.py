@@ -428,6 +428,31 @@ CASES = (
         exact=False,
     ),
     Case(
+        "rowwise_once",
+        lambda: chain(block=chain(up=nn.Linear(6, 8), down=nn.Linear(8, 5))),
+        {
+            "block.up": {"style": "colwise", "layout": "(1@kv, 8)"},
+            "block.down": {"style": "rowwise_once", "layout": "(1@kv, 8)"},
+        },
+        (call(numbers(2, 3, 6)),),
+        compiles=True,
+    ),
+    Case(
+        "layer_norm",
+        lambda: chain(up=nn.Linear(6, 8), norm=nn.LayerNorm(8, eps=0.5), down=nn.Linear(8, 5)),
+        {"up": "colwise", "norm": "layer_norm", "down": "rowwise"},
+        (call(numbers(2, 3, 6)), call(numbers(6)), call(numbers(0, 6))),
+        compiles=True,
+        exact=False,
+    ),
+    Case(
+        "layer_norm without a bias",
+        lambda: chain(up=nn.Linear(6, 8), norm=nn.LayerNorm(8, bias=False), down=nn.Linear(8, 5)),
+        {"up": "colwise", "norm": "layer_norm", "down": "rowwise"},
+        (call(numbers(2, 3, 6)),),
+        exact=False,
+    ),
+    Case(
         "group_rms_norm, a group on both ranks",
         lambda: chain(block=GatedBlock(1)),
         normed_in_groups(1),

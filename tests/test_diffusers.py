@@ -21,6 +21,7 @@ from reshard import plan, split
 from reshard.catalogue import built_in_plan, find_architecture
 from reshard.catalogue.diffusers import class_names
 from reshard.sizes import Sizes
+from tests.diffusers_image import CONFIGS as IMAGE_CONFIGS
 from tests.diffusers_video import CASES as VIDEO_CASES
 from tests.diffusers_worker import (
     CASES,
@@ -227,7 +228,8 @@ def test_blocks_are_those_of_the_class(architecture: str, config: dict[str, Any]
 
 
 def test_every_class_with_a_plan_is_known():
-    assert set(class_names()) == {case.architecture for case in (*PLAIN, *OWN, *VIDEO_CASES)}
+    image = {name.partition("@")[0] for name in IMAGE_CONFIGS}
+    assert set(class_names()) == {case.architecture for case in (*PLAIN, *OWN, *VIDEO_CASES)} | image
 
 
 def test_a_subfolder_of_a_pipeline(folder: Path, tmp_path: Path):

@@ -192,6 +192,21 @@ def test_what_is_joined_must_be_as_much_on_every_rank(joined: Mapping[str, Any],
     assert mentions(caught.value, "0.out", "0.v.weight", "cannot be shown")
 
 
+@pytest.mark.parametrize("policy", ["ceil", "pad"])
+def test_a_layer_norm_over_all_ranks_wants_equal_parts(policy: str, tmp_path: Path) -> None:
+    tensors = {"0.q.weight": count(40, 4), "0.norm.weight": count(40), "0.out.weight": count(4, 40)}
+    folder = save(tmp_path / "m", tensors, {"num_heads": 5})
+    layout = {"layout": "(H*, 8)"}
+    rules = {
+        "0.q": {"style": "colwise", **layout},
+        "0.norm": {"style": "layer_norm", **layout},
+        "0.out": {"style": "rowwise", **layout},
+    }
+    with pytest.raises(PlanError) as caught:
+        plan(folder, tp=2, plan=rules, uneven=policy)
+    assert mentions(caught.value, "0.norm", "layer norm")
+
+
 def test_attributes_differ_by_rank(tmp_path: Path) -> None:
     """5 heads on 2 ranks: 3 and 2, or 3 and 3 of which one is zeros."""
     tensors = {"attn.v.weight": count(20, 4), "attn.o.weight": count(4, 20)}

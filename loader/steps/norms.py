@@ -1,7 +1,8 @@
-"""Steps on norms of features of which a rank has some: the squares of all ranks' features count.
+"""Steps on norms of features of which a rank has some: the features of all ranks count.
 
-The module's own forward runs on the rank's features, and its output is scaled from the rank's norm to that of all. The
-collective carries one number for every token and group, where joining the ranks would carry the features.
+The module's own forward runs on the rank's features. The output of an RMS norm is then scaled from the rank's norm to
+that of all, that of a layer norm is computed anew. The collective carries one or two numbers for every token and group,
+where joining the ranks would carry the features.
 """
 
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import silu
 
-from loader.steps.collectives import collectable, summed
+from loader.steps.collectives import collectable, gathered, summed
 from loader.steps.inputs import InputNames
 from loader.steps.site import Inputs, Site, Step
 from manifests.errors import LoadError
@@ -53,6 +54,40 @@ def group_rms_norm(site: Site) -> Step:
     axis, kv = bound_axis(site.entry.axis), mesh["kv"]
     groups = axis.segments[0].factors[0].size
     return _NormOverRanks(site, axis.size // groups, groups=-(-groups // kv), places=kv).step()
+
+
+def layer_norm(site: Site) -> Step:
+    """Return the step of a layer norm over the features of all ranks.
+
+    Raises:
+        LoadError: The norm is not torch's own.
+    """
+    module, group = site.module, site.group
+    if type(module) is not nn.LayerNorm:
+        raise LoadError(f"{site.label}: is not torch's LayerNorm, the only one that can be divided")
+    world_size = site.world_size
+    inputs = InputNames(module)
+    kept: list[torch.Tensor] = []
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+        states = inputs.get(0, args, kwargs).float()
+        # The copies of a part are as many as those of every other, so they change no mean.
+        own = torch.stack(torch.var_mean(states, -1, correction=0))
+        squares, means = gathered(own.unsqueeze(0), 0, world_size, group).unbind(1)
+        mean = means.mean(0)
+        variance = (squares + (means - mean).square()).mean(0)
+        kept[:] = [(states - mean.unsqueeze(-1)) * (variance + module.eps).rsqrt().unsqueeze(-1)]
+        return args, kwargs
+
+    def after(_: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        if not kept:
+            raise LoadError(f"{site.label}: its output came without its inputs")
+        normed = kept.pop() * module.weight.float()
+        if module.bias is not None:
+            normed = normed + module.bias.float()
+        return normed.to(collectable(module, output).dtype)
+
+    return Step(before, after, {"normalized_shape": (site.owned_numel(),)})
 
 
 class _NormOverRanks:

@@ -82,7 +82,20 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture | None:
         renames=(),
         converters=(),
         library="diffusers",
+        blocks=_blocks(config, entry.get("blocks", {}).get("lists", ())),
     )
+
+
+def _blocks(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return what the blocks of a U-Net have of configuration values that may be lists, which go down and up again."""
+    lists = {name: config[name] for name in names if isinstance(config.get(name), list)}
+    blocks: dict[str, dict[str, Any]] = {}
+    for name, values in lists.items():
+        for at, value in enumerate(values):
+            blocks.setdefault(f"down_blocks.{at}", {})[name] = value
+            blocks.setdefault(f"up_blocks.{len(values) - 1 - at}", {})[name] = value
+        blocks.setdefault("mid_block", {})[name] = values[-1] if values else None
+    return blocks
 
 
 def _whole_product(config: Mapping[str, Any], defaults: Mapping[str, Any], factors: list[str]) -> int:
