@@ -133,7 +133,7 @@ class Surroundings:
             )
         if entry.before == "layer_norm" and fitted.shorter:
             raise PlanError(
-                f"{self._plan.label}: {name}: a layer norm over {fitted.axis} of all ranks, which must have as much each"
+                f"{self._plan.label}: {name}: a layer norm over {fitted.axis}, of which all ranks must have as much"
             )
 
     def attributes(self, meshes: Mapping[str, Mesh], shares: Mapping[str, Shares]) -> dict[str, dict[str, PerRank]]:
