@@ -73,6 +73,7 @@ class Plan(NamedTuple):
         inputs: Module pattern to the arguments of which every rank takes its part.
         exhaustive: Whether every rule must take something.
         expert_rules: Rules that take the place of others where the experts are divided over ranks.
+        ties: Parameters that are another one: name to name.
     """
 
     label: str
@@ -83,6 +84,7 @@ class Plan(NamedTuple):
     inputs: Mapping[str, tuple[InputBinding, ...]] = {}
     exhaustive: bool = True
     expert_rules: tuple[Rule, ...] = ()
+    ties: Mapping[str, str] = {}
 
 
 def build_rule(pattern: str, choice: object, label: str) -> Rule:
