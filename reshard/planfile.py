@@ -1,4 +1,4 @@
-"""Plan files: TOML or JSON, with the tables plan, experts, sizes, attributes, inputs, ties; or a bare table of rules."""
+"""Plan files: TOML or JSON, with the tables plan, experts, sizes, attributes, inputs, ties; or a bare table."""
 
 import tomllib
 from collections.abc import Mapping

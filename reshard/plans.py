@@ -3,7 +3,7 @@
 A pattern is a dotted name in which ``*`` stands for one whole part. It names a module, and then takes the parameters
 that the module itself owns, or a parameter. Where several patterns fit, they are compared part by part from the left,
 and a literal beats ``*``; a pattern that names the parameter beats one that names its module. A part may have a
-condition: ``attn[q]`` fits a module ``attn`` that has a child ``q``.
+condition: ``attn[q]`` fits a module ``attn`` that has a child ``q``, ``layer[attn.q]`` one with a child ``attn`` that has it.
 """
 
 import re
@@ -21,6 +21,7 @@ from manifests.shown import shown, shown_name
 from manifests.styles import resolve_style
 
 _CONDITION = re.compile(r"\[(?P<child>[^\[\]]*)\]")
+_PART = re.compile(r"(?:[^.\[\]]|\[[^\[\]]*\])+")
 
 
 class AxisBinding(NamedTuple):
@@ -203,6 +204,8 @@ def expand_conditions(rules: Iterable[Rule], names: Iterable[str]) -> tuple[Rule
     >>> rules = [Rule("*.attn[q].o", "rowwise")]
     >>> [rule.pattern for rule in expand_conditions(rules, ["0.attn.q.weight", "0.attn.o.weight", "1.attn.o.weight"])]
     ['0.attn.o']
+    >>> [rule.pattern for rule in expand_conditions([Rule("*[attn.q].mlp", "")], ["0.attn.q.weight", "0.mlp.weight"])]
+    ['0.mlp']
     """
     rules, known = list(rules), list(names)
     if not any("[" in rule.pattern for rule in rules):
@@ -233,7 +236,7 @@ def without_conditions(pattern: str) -> str:
 
 def _meets(rule: Rule, name: str, known: set[str]) -> bool:
     parts = name.split(".")
-    for at, part in enumerate(rule.pattern.split(".")):
+    for at, part in enumerate(_PART.findall(rule.pattern)):
         found = _CONDITION.search(part)
         if found and ".".join([*parts[: at + 1], found["child"]]) not in known:
             return False

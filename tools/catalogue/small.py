@@ -122,7 +122,10 @@ OWN: dict[str, dict[str, Any]] = {
 }
 """What a type needs to have a configuration of its own, or one in which a part has a plan."""
 
-CLASSES = {"T5GemmaEncoderModel": {"is_encoder_decoder": False}}
+CLASSES: dict[str, dict[str, Any]] = {
+    "T5GemmaEncoderModel": {"is_encoder_decoder": False},
+    "ViltForImagesAndTextClassification": {"num_images": 2},
+}
 """What a class needs beside that."""
 
 
