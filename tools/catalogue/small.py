@@ -117,6 +117,7 @@ OWN: dict[str, dict[str, Any]] = {
             "num_kv_shared_layers": 2,
         }
     },
+    "chameleon": {"vocabulary_map": {}},
     "instructblip": {"text_config": {"model_type": "llama"}},
     "instructblipvideo": {"text_config": {"model_type": "llama"}},
 }

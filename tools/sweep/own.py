@@ -71,7 +71,7 @@ OWN_TYPES: dict[str, Values] = {
     "data2vec-vision": {"use_relative_position_bias": True},
     "dpt": {"backbone_out_indices": [0, 1, 2, 2]},
     "fsmt": {"src_vocab_size": 96, "tgt_vocab_size": 88},
-    "funnel": {"block_sizes": [1, 2], "num_decoder_layers": 2, "d_head": 24, "d_inner": 96},
+    "funnel": {"block_sizes": [1, 2], "num_decoder_layers": 2, "d_head": 24, "d_inner": 96, "pad_token_id": None},
     "jetmoe": {"kv_channels": 24, "num_key_value_heads": 4},
     "layoutlmv3": {"input_size": 16, "coordinate_size": 12, "shape_size": 8, "max_2d_position_embeddings": 32},
     "led": {"attention_window": 4, "max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64},
