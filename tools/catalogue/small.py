@@ -107,7 +107,14 @@ WRONG = (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeEr
 """What classes raise on sizes that do not fit together."""
 
 
+RESNET = {"backbone_config": {"model_type": "resnet", "out_features": ["stage2", "stage3", "stage4"]}}
+"""Instead of one of timm, which need not be installed."""
+
 OWN: dict[str, dict[str, Any]] = {
+    "conditional_detr": RESNET,
+    "deformable_detr": RESNET,
+    "detr": RESNET,
+    "table-transformer": RESNET,
     "gemma4_assistant": {
         "text_config": {
             "model_type": "gemma4_text",

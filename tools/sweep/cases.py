@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tools.sweep.own import OWN_COMPOSITES, OWN_VARIANTS, own_types
+from tools.sweep.own import OWN_COMPOSITES, OWN_PARTS, OWN_VARIANTS, own_types
 from tools.sweep.types import COMPOSITES, STANDS, VARIANTS
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ def subjects(work: Path) -> list[Subject]:
         rows.append(Subject(name, model_type, values, planned[model_type] and values.get("enable_moe_block", True)))
     known = {row.name for row in rows}
     rows += [Subject(name, name, {}, composite_has_experts(name, planned)) for name in COMPOSITES if name not in known]
-    rows += [Subject(name, name, {}, False, False) for name in (*own_types(), *OWN_COMPOSITES)]
+    rows += [Subject(name, name, {}, False, False) for name in (*own_types(), *OWN_COMPOSITES) if name not in OWN_PARTS]
     rows += [Subject(name, *variant, False, False) for name, variant in OWN_VARIANTS.items()]
     return sorted(rows)
 
