@@ -3,7 +3,7 @@
 A pattern is a dotted name in which ``*`` stands for one whole part. It names a module, and then takes the parameters
 that the module itself owns, or a parameter. Where several patterns fit, they are compared part by part from the left,
 and a literal beats ``*``; a pattern that names the parameter beats one that names its module. A part may have a
-condition: ``attn[q]`` fits a module ``attn`` that has a child ``q``, ``layer[attn.q]`` one with a child ``attn`` that has it.
+condition: ``attn[q]`` fits a module ``attn`` that has a child ``q``, ``layer[attn.q]`` one whose child ``attn`` has it.
 """
 
 import re
