@@ -54,6 +54,7 @@ bench: $(INSTALLED) ## measure splitting, loading and decoding beside the peers 
 catalogue: $(INSTALLED) ## write the built-in plans anew from the installed transformers and diffusers
 	$(BIN)/python -m tools.export_catalogue
 	$(BIN)/python -m tools.export_diffusers
+	$(BIN)/python -m tools.coverage
 
 clean: ## remove the virtual environment and everything built
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache

@@ -91,7 +91,7 @@ OWN_TYPES: dict[str, Values] = {
     },
     "csm_depth_decoder_model": {"num_codebooks": 4, "backbone_hidden_size": 64},
     "dia": {
-        "encoder_config": {"vocab_size": 96},
+        "encoder_config": {"vocab_size": 96, "num_key_value_heads": 4},
         "decoder_config": {
             "cross_hidden_size": 64,
             "cross_num_attention_heads": 4,
@@ -289,7 +289,7 @@ MASKS: Values = {
 }
 
 OWN_PARTS = ("git_vision_model", "parakeet_encoder", "pix2struct_text_model", "vitpose_backbone")
-"""Types that are run as a part of a composite alone: they have no class of their own, or one that cannot be built."""
+"""Types that are run as parts of composites only: they have no class of their own, or none that runs by itself."""
 
 OWN_COMPOSITES: dict[str, Values] = {
     "xclip": {
@@ -327,6 +327,7 @@ OWN_COMPOSITES: dict[str, Values] = {
         },
         "text_config": {"model_type": "bart"},
     },
+    "gpt-sw3": {},
     "fuyu": {"text_config": {"model_type": "persimmon"}},
     "musicgen": {"text_encoder": {"model_type": "t5"}, "audio_encoder": {"model_type": "encodec"}},
     "musicgen_melody": {"text_encoder": {"model_type": "t5"}, "audio_encoder": {"model_type": "encodec"}},
