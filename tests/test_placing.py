@@ -448,7 +448,7 @@ def test_a_plan_that_ties(tmp_path: Path) -> None:
     # Both stored: two parameters.
     both = save(tmp_path / "both", {"a.weight": count(8, 4), "b.weight": count(8, 4, start=1)})
     assert split(both, tmp_path / "two", tp=2, plan=plan).ties == {}
-    with pytest.raises(PlanError, match=r"plan: ties: b\.weight is a\.weight, which is not stored"):
+    with pytest.raises(PlanError, match=r"plan: ties: b\.weight is to be a\.weight, which is not stored"):
         split(save(tmp_path / "none", {"c.weight": count(8, 4)}), tmp_path / "out2", tp=2, plan=plan)
     with pytest.raises(PlanError, match=r"plan: ties\.b\.weight: 1 is not a parameter's name"):
         split(both, tmp_path / "out2", tp=2, plan={**plan, "ties": {"b.weight": 1}})
