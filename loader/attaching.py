@@ -18,7 +18,8 @@ def attach(module: nn.Module, shard: Shard, *, convert: Convert | None = None, a
     """Replace a module's parameters and buffers by the shard's, tie what is tied, set the attributes.
 
     The module has the whole model's shapes before (on any device, also meta), and its rank's shapes after. Everything
-    is checked first: the module is unchanged if anything does not fit.
+    is checked first: the module is unchanged if anything does not fit. What is tied is what the split says, and what
+    the module itself has as one parameter under two names.
 
     Args:
         module: The model, as its class builds it.
@@ -32,10 +33,11 @@ def attach(module: nn.Module, shard: Shard, *, convert: Convert | None = None, a
     """
     check_fits(module, shard, dtypes="any" if convert else "any float" if any_float else "same")
     modules = dict(module.named_modules(remove_duplicate=False))
+    ties = {**ties_of(module, shard), **shard.manifest.ties}
     for name in shard:
         tensor = shard[name]
         _set(modules, name, convert(name, tensor) if convert else tensor)
-    for name, source in shard.manifest.ties.items():
+    for name, source in ties.items():
         owner, leaf = _owner(modules, name)
         source_owner, source_leaf = _owner(modules, source)
         owner.register_parameter(leaf, source_owner.get_parameter(source_leaf))
@@ -60,7 +62,7 @@ def check_fits(module: nn.Module, shard: Shard, *, dtypes: Literal["same", "any 
     buffers = dict(_named(modules, lambda child: child._buffers))
     fleeting = _named(modules, lambda child: dict.fromkeys(child._non_persistent_buffers_set, True))
     state = set(parameters) | (set(buffers) - {name for name, _ in fleeting})
-    ties = shard.manifest.ties
+    ties, own = shard.manifest.ties, ties_of(module, shard)
     problems: list[str] = []
     for name in shard:
         tensor = shard.manifest.tensors[name]
@@ -71,8 +73,15 @@ def check_fits(module: nn.Module, shard: Shard, *, dtypes: Literal["same", "any 
             problems.append(f"{name}: {list(mine.shape)} in the model, {list(expected)} in the split")
         elif (dtype := torch_dtype(tensor.dtype)) != mine.dtype and not _may_become(dtype, mine.dtype, dtypes):
             problems.append(f"{name}: {mine.dtype} in the model, {dtype} in the split")
-    missing = state - set(shard) - set(ties) - {name for name in unsaved(module) if not parameters[name].is_meta}
+    missing = (
+        state - set(shard) - set(ties) - set(own) - {name for name in unsaved(module) if not parameters[name].is_meta}
+    )
     problems += [f"{name}: a parameter of the model, but in no file" for name in sorted(missing)]
+    problems += [
+        f"{name}: is {source} in the model, which is divided; give the plan a rule for it, and the two under [ties]"
+        for name, source in own.items()
+        if shard.manifest.tensors[source].placement.cuts
+    ]
     for name, source in ties.items():
         problems += [f"{n}: tied, but no parameter of the model" for n in (name, source) if n not in parameters]
     stranded = [name for name, buffer in buffers.items() if buffer.is_meta and name not in shard]
@@ -82,6 +91,14 @@ def check_fits(module: nn.Module, shard: Shard, *, dtypes: Literal["same", "any 
         shown = "\n".join(f"  {problem}" for problem in problems[:20])
         more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
         raise LoadError(f"{type(module).__name__}: the split is not of this model:\n{shown}{more}")
+
+
+def ties_of(module: nn.Module, shard: Shard) -> dict[str, str]:
+    """Return the parameters of a module that neither file nor split knows, and that are one with one of the shard."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    held = {id(parameters[name]): name for name in shard if name in parameters}
+    unknown = parameters.keys() - set(shard) - shard.manifest.ties.keys()
+    return {name: held[id(parameters[name])] for name in sorted(unknown) if id(parameters[name]) in held}
 
 
 def _may_become(dtype: torch.dtype, mine: torch.dtype, dtypes: str) -> bool:

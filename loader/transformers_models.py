@@ -54,6 +54,8 @@ def build(folder: Path, model_class: Any, dtype: torch.dtype, config_values: dic
         raise LoadError(f"{folder}: a quantized model is not built yet; use loader.open_shard for its tensors")
     with no_init_weights(), parameters_on_meta():
         model = model_class._from_config(config, dtype=dtype, **chosen)
+    # As after any other load: of a class that the catalogue does not know, only this says what is tied.
+    model.tie_weights(recompute_mapping=False)
     compute_unsaved(model, dtype)
     if model.can_generate() and (folder / "generation_config.json").exists():
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)

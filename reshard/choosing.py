@@ -1,7 +1,6 @@
 """Choosing: the class that will run, its tensors, and the plan that fits them."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manifests.errors import PlanError
@@ -19,7 +18,7 @@ from reshard.catalogue import (
 from reshard.catalogue.diffusers import check_names, class_names
 from reshard.model import RuntimeTensor
 from reshard.options import Options
-from reshard.planfile import build_plan, read_plan
+from reshard.planfile import build_plan, given_plan
 from reshard.plans import Matcher, Plan, anchor_rules
 from reshard.recipes import recipe
 from reshard.sizes import scoped_sizes
@@ -83,9 +82,7 @@ def choose_plan(
         from reshard.proposing import propose
 
         return proposed_plan(propose(tensors, checkpoint.config, world_size), checkpoint.folder.label)
-    given = (
-        build_plan(dict(options.plan), "plan") if isinstance(options.plan, Mapping) else read_plan(Path(options.plan))
-    )
+    given = given_plan(options.plan)
     prefix = architecture.prefix if architecture else ""
     plan = anchor_rules(given, names, prefix)
     _refuse_other_layout(plan, checkpoint, architecture, names, options)

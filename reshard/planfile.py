@@ -1,6 +1,7 @@
-"""Plan files: TOML or JSON, with the tables plan, experts, sizes, attributes, inputs; or a bare dictionary of rules."""
+"""Plan files: TOML or JSON, with the tables plan, experts, sizes, attributes, inputs, ties; or a bare table."""
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,17 @@ from manifests.shown import shown, shown_name
 from reshard.plans import Plan, build_inputs, build_rule
 
 MAX_PLAN_NBYTES = 1_000_000
-_TABLES = {"plan", "experts", "sizes", "attributes", "inputs"}
+_TABLES = {"plan", "experts", "sizes", "attributes", "inputs", "ties"}
 _MAX_DOTS = 200
+
+
+def given_plan(plan: Mapping[str, Any] | Path | str) -> Plan:
+    """Return the plan that was given: as a document, or as the file of one.
+
+    Raises:
+        PlanError: It is not a plan.
+    """
+    return build_plan(dict(plan), "plan") if isinstance(plan, Mapping) else read_plan(Path(plan))
 
 
 def read_plan(path: Path) -> Plan:
@@ -62,7 +72,11 @@ def build_plan(document: dict[str, Any], label: str) -> Plan:
     inputs = {
         module: build_inputs(table, f"{label}: inputs.{module}") for module, table in tables.get("inputs", {}).items()
     }
-    return Plan(label, rules, sizes, (), attributes, inputs, expert_rules=experts)
+    ties = tables.get("ties", {})
+    for name, source in ties.items():
+        if not isinstance(source, str):
+            raise PlanError(f"{label}: ties.{shown_name(name)}: {shown(source)} is not a parameter's name")
+    return Plan(label, rules, sizes, (), attributes, inputs, expert_rules=experts, ties=ties)
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:

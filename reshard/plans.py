@@ -3,7 +3,7 @@
 A pattern is a dotted name in which ``*`` stands for one whole part. It names a module, and then takes the parameters
 that the module itself owns, or a parameter. Where several patterns fit, they are compared part by part from the left,
 and a literal beats ``*``; a pattern that names the parameter beats one that names its module. A part may have a
-condition: ``attn[q]`` fits a module ``attn`` that has a child ``q``.
+condition: ``attn[q]`` fits a module ``attn`` that has a child ``q``, ``layer[attn.q]`` one whose child ``attn`` has it.
 """
 
 import re
@@ -21,6 +21,7 @@ from manifests.shown import shown, shown_name
 from manifests.styles import resolve_style
 
 _CONDITION = re.compile(r"\[(?P<child>[^\[\]]*)\]")
+_PART = re.compile(r"(?:[^.\[\]]|\[[^\[\]]*\])+")
 
 
 class AxisBinding(NamedTuple):
@@ -73,6 +74,7 @@ class Plan(NamedTuple):
         inputs: Module pattern to the arguments of which every rank takes its part.
         exhaustive: Whether every rule must take something.
         expert_rules: Rules that take the place of others where the experts are divided over ranks.
+        ties: Parameters that are another one: name to name.
     """
 
     label: str
@@ -83,6 +85,7 @@ class Plan(NamedTuple):
     inputs: Mapping[str, tuple[InputBinding, ...]] = {}
     exhaustive: bool = True
     expert_rules: tuple[Rule, ...] = ()
+    ties: Mapping[str, str] = {}
 
 
 def build_rule(pattern: str, choice: object, label: str) -> Rule:
@@ -201,6 +204,8 @@ def expand_conditions(rules: Iterable[Rule], names: Iterable[str]) -> tuple[Rule
     >>> rules = [Rule("*.attn[q].o", "rowwise")]
     >>> [rule.pattern for rule in expand_conditions(rules, ["0.attn.q.weight", "0.attn.o.weight", "1.attn.o.weight"])]
     ['0.attn.o']
+    >>> [rule.pattern for rule in expand_conditions([Rule("*[attn.q].mlp", "")], ["0.attn.q.weight", "0.mlp.weight"])]
+    ['0.mlp']
     """
     rules, known = list(rules), list(names)
     if not any("[" in rule.pattern for rule in rules):
@@ -231,7 +236,7 @@ def without_conditions(pattern: str) -> str:
 
 def _meets(rule: Rule, name: str, known: set[str]) -> bool:
     parts = name.split(".")
-    for at, part in enumerate(rule.pattern.split(".")):
+    for at, part in enumerate(_PART.findall(rule.pattern)):
         found = _CONDITION.search(part)
         if found and ".".join([*parts[: at + 1], found["child"]]) not in known:
             return False

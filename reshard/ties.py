@@ -7,10 +7,12 @@ Source: ``tie_weights`` and ``get_expanded_tied_weights_keys`` in ``transformers
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from manifests.errors import CheckpointError
+from manifests.errors import CheckpointError, PlanError
+from manifests.shown import shown_name
 from reshard.catalogue import Architecture, exported, part_of_config
 from reshard.model import RuntimeTensor
 from reshard.options import Options
+from reshard.planfile import given_plan
 from reshard.sources.checkpoint import Checkpoint
 
 FLAG = "tie_word_embeddings"
@@ -24,16 +26,18 @@ def find_ties(
 ) -> dict[str, str]:
     """Return the parameters that are another one, which is stored: under the name that ties or that is tied to.
 
-    Where both are stored they stay two parameters, as transformers keeps them if their values differ.
+    Where both are stored they stay two parameters, as transformers keeps them if their values differ. A plan may name
+    more of them, for classes of which nothing is known.
 
     Raises:
         CheckpointError: One of the two is not stored, and the configuration does not tie them.
+        PlanError: The plan ties a parameter to one that is not stored.
     """
-    if architecture is None:
-        return {}
     stored = {name for name, tensor in tensors.items() if not tensor.unused}
+    ties = _given(options, stored)
+    if architecture is None:
+        return ties
     pairs = list(_pairs(architecture, stored))
-    ties: dict[str, str] = {}
     for position, (one, other) in enumerate(pairs):
         if not is_tied(checkpoint.config, architecture, one):
             _check_stored(one, other, stored, checkpoint, options)
@@ -47,6 +51,19 @@ def find_ties(
             if later:
                 ties[one] = later[0]
     return ties
+
+
+def _given(options: Options, stored: set[str]) -> dict[str, str]:
+    """Return what the plan ties."""
+    if options.plan is None or options.proposes:
+        return {}
+    plan = given_plan(options.plan)
+    for name, source in plan.ties.items():
+        if source not in stored:
+            raise PlanError(
+                f"{plan.label}: ties: {shown_name(name)} is to be {shown_name(source)}, which is not stored"
+            )
+    return {name: source for name, source in plan.ties.items() if name not in stored}
 
 
 def _pairs(architecture: Architecture, stored: set[str]) -> Iterator[tuple[str, str]]:

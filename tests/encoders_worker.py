@@ -3,9 +3,11 @@
 import os
 import re
 import sys
+import wave
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -17,7 +19,7 @@ REACTION = "CC(C)S.CN(C)C=O.Fc1cccnc1F.O=C([O-])[O-].[K+].[K+]>>CC(C)Sc1ncccc1F"
 SMILES_TOKEN = r"\[[^\]]+\]|Br|Cl|>>|[BCNOSPFIbcnosp=#()+\-\\/:~@?>*$.%0-9]"
 HIDDEN = 7
 """Every so many tokens one is hidden."""
-SAMPLING_RATE = 16000
+SPEECH = Path(__file__).parent.parent / "build" / "models" / "speech" / "speech.wav"
 
 
 def main(results: str, *folders: str) -> None:
@@ -78,17 +80,17 @@ def recover_atoms(model: Any, folder: Path) -> dict[str, Any]:
 
 
 def transcribe(model: Any, folder: Path) -> dict[str, Any]:
-    """Return the output for a sound that rises through the vowels, and the transcript."""
+    """Return the output for a recording, and the transcript."""
     from transformers import PreTrainedTokenizerFast, WhisperFeatureExtractor
 
-    time = torch.arange(4 * SAMPLING_RATE) / SAMPLING_RATE
-    voice = sum(torch.sin(2 * torch.pi * n * (110 + 20 * torch.sin(3 * time)) * time) / n for n in range(1, 12))
-    sound = 0.1 * voice * (0.5 + 0.5 * torch.sin(8 * time))
+    with wave.open(str(SPEECH)) as recording:
+        sound = np.frombuffer(recording.readframes(recording.getnframes()), np.int16) / np.float32(1 << 15)
+        rate = recording.getframerate()
     extractor = WhisperFeatureExtractor.from_pretrained(folder)
-    features = extractor(sound.numpy(), sampling_rate=SAMPLING_RATE, return_tensors="pt").input_features
+    features = extractor(sound, sampling_rate=rate, return_tensors="pt").input_features
     start = torch.tensor([[50258, 50259, 50359, 50363]])
     output = model(features, decoder_input_ids=start).logits
-    made = model.generate(features, language="en", task="transcribe", max_new_tokens=24)
+    made = model.generate(features, language="en", task="transcribe", max_new_tokens=48)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     return {"output": output, "tokens": made[0].tolist(), "text": tokenizer.decode(made[0], skip_special_tokens=True)}
 

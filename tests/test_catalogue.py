@@ -252,12 +252,12 @@ def test_a_composite_of_parts_without_plan_is_refused(tmp_path: Path) -> None:
     config = {
         "model_type": "llava",
         "architectures": ["LlavaForConditionalGeneration"],
-        "text_config": {"model_type": "xlnet"},
-        "vision_config": {"model_type": "swin"},
+        "text_config": {"model_type": "fnet"},
+        "vision_config": {"model_type": "hiera"},
     }
     with pytest.raises(PlanError) as caught:
         plan(save(tmp_path / "m", {"model.language_model.w": count(4)}, config), tp=1)
-    assert mentions(caught.value, "llava", "text_config xlnet", "vision_config swin", "--plan")
+    assert mentions(caught.value, "llava", "text_config fnet", "vision_config hiera", "--plan")
 
 
 TIED = {

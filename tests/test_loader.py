@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from transformers import FNetConfig, FNetForMaskedLM
 
 from loader import Shard, attach, install_hooks, load_model, mapping, open_shard
 from loader.attaching import LocalView
@@ -19,6 +20,7 @@ from loader.meta import parameters_on_meta
 from manifests.errors import LoadError, ManifestError
 from manifests.manifest import read_manifest
 from reshard import split
+from reshard.catalogue import model_types
 from tests.checkpoints import LLAMA, count, mentions, save
 from tools.sweep.tiny import tiny_model
 
@@ -372,6 +374,76 @@ def test_ties_share_a_parameter(tmp_path: Path):
     with pytest.raises(LoadError) as caught:
         attach(headless, open_shard(tmp_path / "out", 1))
     assert mentions(caught.value, "lm_head.weight", "tied")
+
+
+class Tied(nn.Module):
+    """A class of a user's own, whose output layer is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(8, 6), nn.Linear(6, 8, bias=False)
+        self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 6)
+        self.out.weight = self.words.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.out(self.down(self.up(self.words(ids))))
+
+
+TIED = {
+    "words.weight": count(8, 6),
+    "up.weight": count(12, 6, start=1),
+    "up.bias": count(12),
+    "down.weight": count(6, 12, start=2),
+    "down.bias": count(6),
+}
+MLP = {"up": "colwise", "down": "rowwise"}
+
+
+def test_what_a_class_ties_needs_no_word(tmp_path: Path):
+    split(save(tmp_path / "source", TIED), tmp_path / "out", tp=1, plan=MLP)
+    with parameters_on_meta():
+        module = Tied()
+    attach(module, open_shard(tmp_path / "out", 0))
+    install_hooks(module, read_manifest(tmp_path / "out"))
+    assert module.out.weight is module.words.weight
+    whole = Tied()
+    whole.load_state_dict(TIED | {"out.weight": TIED["words.weight"]})
+    assert torch.equal(module(torch.arange(8)), whole(torch.arange(8)))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_a_class_ties_and_a_plan_divides(tmp_path: Path, rank: int):
+    """Without its own rule the output layer would compute with the rank's rows alone, as if they were all."""
+    words = {"words": "embedding_rowwise", **MLP}
+    source = save(tmp_path / "source", TIED)
+    split(source, tmp_path / "cut", tp=2, plan=words)
+    with parameters_on_meta():
+        module = Tied()
+    with pytest.raises(LoadError) as caught:
+        attach(module, open_shard(tmp_path / "cut", rank))
+    assert mentions(caught.value, "out.weight: is words.weight in the model", "[ties]")
+    plan = {"plan": {**words, "out": "colwise_gather_output"}, "ties": {"out.weight": "words.weight"}}
+    manifest = split(source, tmp_path / "tied", tp=2, plan=plan)
+    assert manifest.modules["out"].after == "all_gather"
+    attach(module, open_shard(tmp_path / "tied", rank))
+    assert module.out.weight is module.words.weight
+    assert torch.equal(module.out.weight, TIED["words.weight"].chunk(2)[rank])
+
+
+def test_a_class_of_transformers_that_the_catalogue_does_not_know(tmp_path: Path):
+    """FNet's output layer is its embedding, and not stored."""
+    assert "fnet" not in model_types()
+    values = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "vocab_size": 10}
+    config = FNetConfig(**values, max_position_embeddings=8)
+    FNetForMaskedLM(config).save_pretrained(tmp_path / "source")
+    rules = {"fnet.encoder.layer.*.intermediate.dense": "colwise", "fnet.encoder.layer.*.output.dense": "rowwise"}
+    split(tmp_path / "source", tmp_path / "out", tp=1, plan=rules)
+    ids = torch.arange(6)[None]
+    whole = FNetForMaskedLM.from_pretrained(tmp_path / "source").eval()
+    model = load_model(tmp_path / "out")
+    assert model.cls.predictions.decoder.weight is model.fnet.embeddings.word_embeddings.weight
+    with torch.inference_mode():
+        assert torch.equal(model(ids).logits, whole(ids).logits)
 
 
 def values_without(*names: str, **others: torch.Tensor) -> dict[str, torch.Tensor]:

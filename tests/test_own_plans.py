@@ -21,8 +21,12 @@ KINDS = (
     *("albert", "bart", "bert", "bloom", "clip", "deberta-v2", "falcon", "falcon+multi_query", "falcon+slopes", "gpt2"),
     *("gpt_bigcode", "gpt_bigcode+heads", "mamba", "modernbert", "mpnet", "mpt", "opt", "roberta", "stablelm"),
     *("stablelm+norms", "t5", "vit", "wav2vec2", "whisper"),
+    *("blip-2", "deberta+talking_head", "funnel", "jetmoe", "longformer", "mamba2+one_group", "mllama", "nllb-moe"),
+    *("recurrent_gemma", "wav2vec2-bert"),
 )
-"""Conv1D, grouped and interleaved heads, slopes, distances, encoders, decoders, both, images, sounds, a state space."""
+"""Conv1D, grouped and interleaved heads, slopes, distances, encoders, decoders, both, images, sounds, state spaces,
+whole heads, experts, parts of parts.
+"""
 
 LARGEST = 1e-5
 
@@ -62,7 +66,7 @@ def test_every_type_of_ours_is_in_the_sweep(tmp_path: Path) -> None:
     assert own_plans().keys() - theirs == {*own_types(), *OWN_PARTS}
     assert {*own_types(), *OWN_PARTS.values()} <= names
     assert {*own_types(), *OWN_COMPOSITES} <= set(model_types())
-    assert {*OWN_TYPES, *OWN_INPUTS} <= {*own_types(), *OWN_COMPOSITES}
+    assert {*OWN_TYPES, *OWN_INPUTS} <= {*own_types(), *OWN_COMPOSITES, *OWN_PARTS}
     assert {model_type for model_type, _ in OWN_VARIANTS.values()} <= set(own_types())
 
 
@@ -96,6 +100,13 @@ def test_heads_that_ranks_do_not_divide_are_refused(
         split(tmp_path / "model", tmp_path / "out", tp=ranks)
     assert any(named in line for line in caught.value.misfits), caught.value.misfits
     assert not (tmp_path / "out").exists()
+
+
+def test_stacks_in_place_of_dense_layers_are_refused(tmp_path: Path) -> None:
+    """ConvBERT's of `num_groups` have three dimensions, of which these rules would cut the wrong one."""
+    tiny_model("convbert", {"num_groups": 2}).save_pretrained(tmp_path / "model")
+    with pytest.raises(PlanError, match=r"intermediate\.dense\.weight: the layout \(intermediate_size\*\) has 96"):
+        split(tmp_path / "model", tmp_path / "out", tp=2)
 
 
 def test_transformers_has_no_plan_for_them(tmp_path: Path) -> None:

@@ -439,6 +439,21 @@ def test_ties(tmp_path: Path, present: tuple[str, ...], flag: bool, ties: dict[s
         assert held == {name: raw(tensor.chunk(2)[rank]) for name, tensor in tensors.items()}
 
 
+def test_a_plan_that_ties(tmp_path: Path) -> None:
+    """For a class of which nothing is known."""
+    plan = {"plan": {"a": "embedding_rowwise", "b": "colwise_gather_output"}, "ties": {"b.weight": "a.weight"}}
+    manifest = split(save(tmp_path / "m", {"a.weight": count(8, 4)}), tmp_path / "out", tp=2, plan=plan)
+    assert manifest.ties == {"b.weight": "a.weight"}
+    assert manifest.modules["b"].after == "all_gather"
+    # Both stored: two parameters.
+    both = save(tmp_path / "both", {"a.weight": count(8, 4), "b.weight": count(8, 4, start=1)})
+    assert split(both, tmp_path / "two", tp=2, plan=plan).ties == {}
+    with pytest.raises(PlanError, match=r"plan: ties: b\.weight is to be a\.weight, which is not stored"):
+        split(save(tmp_path / "none", {"c.weight": count(8, 4)}), tmp_path / "out2", tp=2, plan=plan)
+    with pytest.raises(PlanError, match=r"plan: ties\.b\.weight: 1 is not a parameter's name"):
+        split(both, tmp_path / "out2", tp=2, plan={**plan, "ties": {"b.weight": 1}})
+
+
 @pytest.mark.parametrize(("present", "absent"), [(EMBED, HEAD), (HEAD, EMBED)])
 @pytest.mark.parametrize("flag", [False, None])
 def test_a_parameter_that_is_neither_stored_nor_tied(

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,8 @@ def run_processes(count: int, folders: list[Path], results: Path) -> list[Found]
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What one process makes of each."""
+    """What one process makes of each, and of the recording that Whisper hears."""
+    model_folder("speech")
     return run_processes(1, [model_folder(name) for name in NAMES], tmp_path_factory.mktemp("alone") / "r")[0]
 
 
@@ -50,7 +52,9 @@ def test_the_models_are_trained(alone: Found) -> None:
     for name in ("antiberty", "rxnmapper"):
         found = [one == other for one, other in zip(alone[name]["tokens"], alone[name]["hidden"], strict=True)]
         assert sum(found) > 0.7 * len(found), (name, found)
-    assert alone["whisper"]["text"]
+    # Of the first two words of the recording, "ever tried", Whisper base mishears one.
+    words = " ".join(re.findall(r"\w+", alone["whisper"]["text"].lower()))
+    assert words.endswith("tried ever failed no matter try again fail again fail better")
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

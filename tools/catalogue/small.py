@@ -107,7 +107,14 @@ WRONG = (ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeEr
 """What classes raise on sizes that do not fit together."""
 
 
+RESNET = {"backbone_config": {"model_type": "resnet", "out_features": ["stage2", "stage3", "stage4"]}}
+"""Instead of one of timm, which need not be installed."""
+
 OWN: dict[str, dict[str, Any]] = {
+    "conditional_detr": RESNET,
+    "deformable_detr": RESNET,
+    "detr": RESNET,
+    "table-transformer": RESNET,
     "gemma4_assistant": {
         "text_config": {
             "model_type": "gemma4_text",
@@ -117,12 +124,16 @@ OWN: dict[str, dict[str, Any]] = {
             "num_kv_shared_layers": 2,
         }
     },
+    "chameleon": {"vocabulary_map": {}},
     "instructblip": {"text_config": {"model_type": "llama"}},
     "instructblipvideo": {"text_config": {"model_type": "llama"}},
 }
 """What a type needs to have a configuration of its own, or one in which a part has a plan."""
 
-CLASSES = {"T5GemmaEncoderModel": {"is_encoder_decoder": False}}
+CLASSES: dict[str, dict[str, Any]] = {
+    "T5GemmaEncoderModel": {"is_encoder_decoder": False},
+    "ViltForImagesAndTextClassification": {"num_images": 2},
+}
 """What a class needs beside that."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from loader.tiny import randomize
-from tools.sweep.own import OWN_COMPOSITES, OWN_SIZES, OWN_TYPES, own_class, own_types
+from tools.sweep.own import OWN_COMPOSITES, OWN_PARTS, OWN_SIZES, OWN_TYPES, own_class, own_types
 from tools.sweep.sizes import PARTS, SIZES, Values
 from tools.sweep.types import CLASSES, COMPOSITES, TYPES
 
@@ -48,7 +48,9 @@ def sizes_of(model_type: str) -> Values:
     """Return the sizes that a type may take."""
     if model_type in own_types() or model_type in OWN_COMPOSITES:
         return OWN_SIZES
-    return PARTS if model_type.endswith(PART_KINDS) else SIZES
+    if model_type.endswith(PART_KINDS):
+        return PARTS
+    return OWN_SIZES if model_type in OWN_PARTS else SIZES
 
 
 def model_class(model_type: str) -> Any:
