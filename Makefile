@@ -48,7 +48,7 @@ sweep: $(INSTALLED) ## run a tiny model of every architecture at 2 and 4 ranks, 
 sweep-peer: $(INSTALLED) ## the same for transformers' own tensor parallelism, which the table shows beside
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.sweep --peer
 
-bench: $(INSTALLED) ## measure splitting, loading and decoding beside the peers (about 20 minutes), and write docs/bench.md
+bench: $(INSTALLED) ## measure splitting, loading and decoding beside the peers (about 25 minutes), and write docs/bench.md
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench
 
 catalogue: $(INSTALLED) ## write the built-in plans anew from the installed transformers and diffusers

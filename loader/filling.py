@@ -42,6 +42,6 @@ def taken(whole: torch.Tensor, dim: int, axis: Axis, mesh: Mesh, rank: int) -> t
     """Return a rank's entries of a dimension that has an axis, as they run: with zeros where it is padded."""
     runs, size = running_part(axis, mesh, rank)
     spans = sorted((dst, src, length) for src, dst, length in expand(runs))
-    chosen = [torch.arange(src, src + length, device=whole.device) for _, src, length in spans]
+    chosen = (torch.arange(src, src + length, device=whole.device) for _, src, length in spans)
     part = whole.index_select(dim, torch.cat([torch.arange(0, device=whole.device), *chosen]))
     return spread(part, dim, runs, size)

@@ -7,8 +7,10 @@ Source: the format section of the safetensors README (https://github.com/hugging
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, islice
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,6 +24,8 @@ from manifests.names import find_odd_name, tensor_name_problem
 from manifests.opening import open_file
 from manifests.runs import Count
 from manifests.shown import shown, shown_name
+from manifests.stored import StoredTensor as StoredTensor
+from manifests.stored import StoredTensors, Type
 
 MAX_HEADER_NBYTES = 100_000_000
 DATA_ALIGNMENT = 4096
@@ -29,26 +33,12 @@ _ENCODED_AT_ONCE = 4096
 LFS_POINTER = b"version https://git-lfs"
 
 
-class StoredTensor(NamedTuple):
-    """One tensor of a safetensors file; ``begin`` and ``end`` are bytes counted from the start of the data."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor."""
-        return self.end - self.begin
-
-
 class Header(NamedTuple):
     """A parsed header; ``data_offset`` is bytes counted from the start of the file, ``digest`` its text's xxh3-128."""
 
     digest: str
     metadata: dict[str, str] | None
-    tensors: dict[str, StoredTensor]
+    tensors: StoredTensors
     data_offset: int
 
 
@@ -125,7 +115,7 @@ def parse_header(raw: bytes, file_nbytes: int, label: str) -> Header:
     tensors = {name: _check_tensor(name, entry, label) for name, entry in entries.items()}
     data_offset = 8 + len(raw)
     _check_coverage(tensors, data_offset, file_nbytes, label)
-    return Header(xxhash.xxh3_128_hexdigest(raw), metadata, tensors, data_offset)
+    return Header(xxhash.xxh3_128_hexdigest(raw), metadata, StoredTensors.of(tensors), data_offset)
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -161,25 +151,22 @@ def _parse_plain(raw: bytes, file_nbytes: int) -> Header | None:
     written += msgspec.json.encode(entries)[1 if written else 0 :]
     if written != text or find_odd_name(entries):
         return None
-    tensors: dict[str, StoredTensor] = {}
-    kinds: dict[tuple[str, tuple[int, ...]], tuple[str, tuple[int, ...], int]] = {}
-    end = 0
-    for name, entry in entries.items():
-        kind = kinds.get((entry.dtype, entry.shape))
-        if kind is None:
-            # Many dimensions are refused before their product is taken.
-            nbits = _nbits(entry.dtype, entry.shape) if len(entry.shape) <= MAX_DIMS else None
-            if nbits is None or nbits % 8:
-                return None
-            kind = kinds[entry.dtype, entry.shape] = entry.dtype, entry.shape, nbits // 8
-        dtype, shape, nbytes = kind
-        begins = end
-        first, end = entry.data_offsets
-        if first != begins or end - first != nbytes:
+    rows = [(entry.dtype, entry.shape) for entry in entries.values()]
+    nbytes: dict[Type, int] = {}
+    known: dict[Type, Type] = {}
+    for kind in set(rows):
+        dtype, shape = known[kind] = kind
+        # Many dimensions are refused before their product is taken.
+        nbits = _nbits(dtype, shape) if len(shape) <= MAX_DIMS else None
+        if nbits is None or nbits % 8:
             return None
-        tensors[name] = StoredTensor(dtype, shape, begins, end)
-    data_offset, digest = 8 + len(raw), xxhash.xxh3_128_hexdigest(raw)
-    return Header(digest, metadata, tensors, data_offset) if data_offset + end == file_nbytes else None
+        nbytes[kind] = nbits // 8
+    ends = [*accumulate(map(nbytes.__getitem__, rows), initial=0)]
+    data_offset = 8 + len(raw)
+    if [entry.data_offsets for entry in entries.values()] != [*pairwise(ends)] or data_offset + ends[-1] != file_nbytes:
+        return None
+    tensors = StoredTensors([*entries], [*map(known.__getitem__, rows)], ends[:-1], ends[1:])
+    return Header(xxhash.xxh3_128_hexdigest(raw), metadata, tensors, data_offset)
 
 
 def _load_object(raw: bytes, label: str) -> dict[str, Any]:
@@ -275,33 +262,76 @@ def encode_header(tensors: Mapping[str, StoredTensor], metadata: Mapping[str, st
     >>> encode_header({"a": StoredTensor("F32", (1,), 0, 4)}, None)[8:]
     b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}  '
     """
-    places = ((tensor.begin, tensor.end) for tensor in tensors.values())
-    types = ((tensor.dtype, tensor.shape) for tensor in tensors.values())
-    return _encode_rows(zip(tensors, types, places, strict=True), metadata, alignment)
-
-
-def encode_columns(
-    names: Sequence[str],
-    types: Iterable[tuple[str, tuple[int, ...]]],
-    ends: Sequence[int],
-    metadata: Mapping[str, str],
-    alignment: int,
-) -> bytes:
-    """Return what `encode_header` does for tensors without holes, given their dtypes with shapes, and their ends."""
-    places = zip(chain((0,), ends[:-1]), ends, strict=True) if ends else ()
-    return _encode_rows(zip(names, types, places, strict=True), metadata, alignment)
-
-
-_Row = tuple[str, tuple[str, tuple[int, ...]], tuple[int, int]]
-"""A tensor's name, its dtype and shape, where it begins and ends."""
-
-
-def _encode_rows(rows: Iterable[_Row], metadata: Mapping[str, str] | None, alignment: int) -> bytes:
-    members = [] if metadata is None else [b'"__metadata__":' + msgspec.json.encode(metadata)]
-    # Of 100,000 tensors the entries as objects would take more memory than all that is planned.
-    rows = iter(rows)
-    while some := {name: _Entry(*kind, place) for name, kind, place in islice(rows, _ENCODED_AT_ONCE)}:
-        members.append(msgspec.json.encode(some)[1:-1])
-    text = b"{" + b",".join(members) + b"}"
+    columns = StoredTensors.of(tensors)
+    text = b"".join(encoded_text(columns.names, columns.types, columns.begins, columns.ends, metadata))
     text += b" " * (-(8 + len(text)) % alignment)
     return len(text).to_bytes(8, "little") + text
+
+
+def encoded_text(
+    names: Sequence[str],
+    types: Sequence[Type],
+    begins: Sequence[int],
+    ends: Sequence[int],
+    metadata: Mapping[str, str] | None,
+) -> Iterator[bytes]:
+    """Yield the text of a header, not padded, piece by piece: that of 100,000 tensors is in no memory whole.
+
+    Args:
+        names: The tensors' names.
+        types: Their dtypes and shapes; it is quick if equal ones are one object.
+        begins: Where each begins, in bytes from the start of the data.
+        ends: Where each ends.
+        metadata: The ``__metadata__``, if there is one.
+    """
+    before = "{"
+    if metadata is not None:
+        yield b'{"__metadata__":' + msgspec.json.encode(metadata)
+        before = ","
+    forms: dict[int, str] = {}
+    for at in range(0, len(names), _ENCODED_AT_ONCE):
+        some = slice(at, at + _ENCODED_AT_ONCE)
+        kinds = {id(kind): kind for kind in types[some]}
+        for key in kinds.keys() - forms.keys():
+            forms[key] = _form(kinds[key])
+        form = ",".join(map(forms.__getitem__, map(id, types[some])))
+        values: list[str | int] = [""] * (3 * len(names[some]))
+        values[0::3], values[1::3], values[2::3] = _escaped(names[some]), begins[some], ends[some]
+        yield (before + form % tuple(values)).encode()
+        before = ","
+    yield b"{}" if before == "{" else b"}"
+
+
+def text_nbytes(
+    names: Sequence[str], types: Sequence[Type], ends: Sequence[int], metadata: Mapping[str, str] | None
+) -> int:
+    """Return the bytes of what `encoded_text` yields for tensors without holes, whose ends ascend.
+
+    >>> text_nbytes(["a"], [("F32", (1,))], [4], None)
+    54
+    """
+    forms = {id(kind): len(_form(kind)) - len("%s%d%d") for kind in {id(kind): kind for kind in types}.values()}
+    nbytes = len("{}") + sum(forms[key] * count for key, count in Counter(map(id, types)).items())
+    nbytes += len("".join(_escaped(names)).encode()) + max(len(names) - 1, 0)
+    if metadata is not None:
+        nbytes += len(b'"__metadata__":' + msgspec.json.encode(metadata)) + bool(names)
+    # Every end has a digit, and one more from every power of ten on; every end but the last begins a tensor too.
+    digits = len(names) + sum(len(ends) - bisect_left(ends, 10**power) for power in range(1, 20))
+    first_and_last = bool(names) and len(str(ends[-1])) - len(str(0))
+    return nbytes + 2 * digits - first_and_last
+
+
+def _form(kind: Type) -> str:
+    """Return the form of an entry: name, begin and end are left open."""
+    return '"%s":' + _encode(_Entry(*kind, (0, 0))).replace("[0,0]}", "[%d,%d]}")
+
+
+def _escaped(names: Sequence[str]) -> Sequence[str]:
+    """Return names as JSON has them between quotes."""
+    text = "".join(names)
+    plain = text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
+    return names if plain else [_encode(name)[1:-1] for name in names]
+
+
+def _encode(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -120,8 +120,7 @@ def _pieces(manifest: Manifest) -> Iterator[bytes]:
             yield msgspec.json.encode(TensorTable.of(manifest.tensors))
         elif name == "parts":
             stored = chain.from_iterable(file.tensors for file in manifest.source.files)
-            numbers = {source: number for number, source in enumerate(stored)}
-            yield from _on_a_line(PartTable.of(manifest.tensors, numbers))
+            yield from _on_a_line(PartTable.of(manifest.tensors, stored))
         elif name == "files":
             yield from _files(manifest.files)
         else:

@@ -5,11 +5,12 @@ from collections.abc import Collection, Iterable
 from itertools import count
 
 _NUMBER = re.compile(r"(\d+)")
-_NUMBERED = re.compile(r"(?<![^.\n])\d+(?![^.\n])")
-"""A part of a name that is a number, in a text of one name a line."""
-_WIDTH = 20
-_UNUSUAL = re.compile(rf"[\0-\x09\x0b-\x1f\x7f]|\d{{{_WIDTH + 1}}}")
-"""What names have that are compared piece by piece."""
+_NUMBERED = re.compile(r"\d(?<![^.\n].)\d*(?![^.\n])")
+"""A part of a name that is a number, in a text of one name a line. It looks behind its first digit, which is found
+sooner than a place that a digit follows."""
+_AFTER_TEXT = re.compile(r"\n(?<!\d\n)")
+_MOST_DIGITS = 20
+"""Of a number in names that are compared as texts."""
 
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -31,14 +32,16 @@ def natural_order(names: Iterable[str]) -> list[str]:
     """
     names = list(names)
     text = "\n".join(names)
-    plain = text.isascii() and text.count("\n") == max(len(names) - 1, 0) and not _UNUSUAL.search(text)
-    if not plain or "" in names:
+    plain = text.isascii() and text.count("\n") == max(len(names) - 1, 0) and text.replace("\n", "").isprintable()
+    pieces = _NUMBER.split(f"{text}\n") if plain and "" not in names else []
+    numbers = pieces[1::2]
+    width = max(map(len, numbers), default=0)
+    if not pieces or width > _MOST_DIGITS:
         return sorted(names, key=natural_key)
     # Numbers of one width compare as texts. A text ends before all that it begins; then comes a number or, after that,
     # the end of the name, which comes after texts as well.
-    keys = _NUMBER.sub(lambda found: f"\1\0{found[0]:0>{_WIDTH}}", f"{text}\n").replace("\n", "\1\x7f\n")
-    for digit in "0123456789":
-        keys = keys.replace(f"{digit}\1\x7f", f"{digit}\x7f")
+    pieces[1::2] = [f"\1\0{number.zfill(width)}" for number in numbers]
+    keys = _AFTER_TEXT.sub("\1\n", "".join(pieces)).replace("\n", "\x7f\n")
     return [name for _, name in sorted(zip(keys.split("\n"), names, strict=False))]
 
 

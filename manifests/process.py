@@ -1,7 +1,6 @@
 """Processes: what tells one from every other, also from one of its number on another machine or at another time."""
 
 import os
-import socket
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -52,7 +51,7 @@ def this_machine() -> tuple[str, str, str]:
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - what it names is no path
-    return socket.gethostname(), boot, namespace
+    return os.uname().nodename, boot, namespace
 
 
 def runs_here(process: Process) -> bool | None:

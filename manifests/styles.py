@@ -6,6 +6,7 @@ that is one user's is a class instead (`manifests.strategy`).
 
     step                     before the forward                           after it
     slice_input              keep the rank's own features                 -
+    gather_input             join the ranks' features                     -
     divide_input             divide by the number of ranks                -
     mask_ids                 make ids local, foreign ones 0               clear the rows of foreign ids
     route_local              keep the routes to the rank's own experts    -
@@ -13,6 +14,7 @@ that is one user's is a class instead (`manifests.strategy`).
     rms_norm                 note the mean square of all ranks' features  norm by it instead of the rank's own
     group_rms_norm           the same, of the features of a group         the same
     l2_norm                  the same, of the sum of squares              the same
+    layer_norm               note the mean and variance of all ranks'     norm by them instead of the rank's own
     cut_buffers              - (what is computed, not stored, is cut once, when the step is installed)
     all_reduce               -                                            sum over the ranks
     all_gather               -                                            join the ranks' features
@@ -20,8 +22,9 @@ that is one user's is a class instead (`manifests.strategy`).
     gather_sequence          -                                            join the ranks' parts of the sequence
 
 Source: ``transformers/distributed/tensor_parallel.py`` and ``expert_parallel.py`` of transformers 5.24 for the names
-and their meaning; ``sequence_scatter``, ``rowwise_reduce_scatter``, ``partial``, ``cut_buffers`` and the norms are
-ours, as is ``all_gather``, and ``sequence_parallel``, which does nothing there, divides the sequence here.
+and their meaning; ``colwise_gather_input``, ``sequence_scatter``, ``rowwise_reduce_scatter``, ``rowwise_once``,
+``partial``, ``cut_buffers``, ``all_gather`` as a style and the norms are ours, and ``sequence_parallel``, which does
+nothing there, divides the sequence here.
 """
 
 from collections.abc import Mapping
@@ -35,6 +38,7 @@ Bias = Literal["cut", "partial", "whole"]
 Before = Literal[
     "",
     "slice_input",
+    "gather_input",
     "divide_input",
     "mask_ids",
     "route_local",
@@ -42,6 +46,7 @@ Before = Literal[
     "rms_norm",
     "group_rms_norm",
     "l2_norm",
+    "layer_norm",
     "cut_buffers",
     "own",
 ]
@@ -59,6 +64,7 @@ class Style(NamedTuple):
         after: The step on the module's output; "own" if it is the strategy's.
         contiguous: Whether the ranks' parts are one contiguous run each, whatever heads or blocks the axis has.
         packed: Whether the axis is blocks, each divided by itself.
+        once: Whether, of the ranks that have copies of a part, the first alone counts in the sum.
         own: The user's class that the row was made from.
     """
 
@@ -69,6 +75,7 @@ class Style(NamedTuple):
     after: After = ""
     contiguous: bool = False
     packed: bool = False
+    once: bool = False
     own: type[Strategy] | None = None
 
 
@@ -79,7 +86,9 @@ STYLES: Mapping[str, Style] = {
         Style("colwise", "out", "cut", "", ""),
         Style("colwise_gather_output", "out", "cut", "", "all_gather", contiguous=True),
         Style("colwise_rep", "out", "cut", "", "all_gather", contiguous=True),
+        Style("colwise_gather_input", "out", "cut", "gather_input", ""),
         Style("rowwise", "in", "partial", "", "all_reduce"),
+        Style("rowwise_once", "in", "partial", "", "all_reduce", once=True),
         Style("rowwise_split_input", "in", "partial", "slice_input", "all_reduce", contiguous=True),
         Style("rowwise_rep", "in", "partial", "slice_input", "all_reduce", contiguous=True),
         Style("rowwise_reduce_scatter", "in", "partial", "", "reduce_scatter_sequence"),
@@ -98,6 +107,7 @@ STYLES: Mapping[str, Style] = {
         Style("rms_norm", "out", "cut", "rms_norm", ""),
         Style("group_rms_norm", "out", "cut", "group_rms_norm", ""),
         Style("l2_norm", "", "whole", "l2_norm", ""),
+        Style("layer_norm", "out", "cut", "layer_norm", ""),
         Style("cut_buffers", "", "whole", "cut_buffers", ""),
         Style("partial", "", "partial", "", ""),
         Style("replicate", "", "whole", "", ""),

@@ -7,7 +7,7 @@ large manifest takes every other line, with the numbers of the lines that it lef
 when it needs them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -39,12 +39,11 @@ class TensorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def of(tensors: Mapping[str, Tensor]) -> "TensorTable":
         """Return the table of tensors; of many it is quick if those that are alike are one object."""
         numbers = Numbers[Kind]()
-        known: dict[int, int] = {}
-        for tensor in tensors.values():
-            if id(tensor) not in known:
-                kind = Kind(tensor.dtype, tensor.shape, tensor.placement, tensor.unused, tensor.cast)
-                known[id(tensor)] = numbers[kind]
-        return TensorTable(list(tensors), [known[id(tensor)] for tensor in tensors.values()], list(numbers))
+        known = {
+            key: numbers[Kind(tensor.dtype, tensor.shape, tensor.placement, tensor.unused, tensor.cast)]
+            for key, tensor in {id(tensor): tensor for tensor in tensors.values()}.items()
+        }
+        return TensorTable(list(tensors), [*map(known.__getitem__, map(id, tensors.values()))], list(numbers))
 
     def expand(self, parts: Mapping[str, tuple[Part, ...]]) -> dict[str, Tensor]:
         """Return the tensors, those of one kind that have no parts as one object.
@@ -82,16 +81,14 @@ class PartTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors: dict[str, tuple[list[Count], list[Count]]]
 
     @staticmethod
-    def of(tensors: Mapping[str, Tensor], sources: Mapping[str, int]) -> "PartTable":
-        """Return the table of tensors' parts, given the numbers of all sources."""
+    def of(tensors: Mapping[str, Tensor], sources: Iterable[str]) -> "PartTable":
+        """Return the table of tensors' parts, given the names of all sources."""
+        parts = {name: tensor.parts for name, tensor in tensors.items() if tensor.parts}
+        numbers = {source: number for number, source in enumerate(sources)} if parts else {}
         forms = Numbers[tuple[tuple[Link, ...], tuple[int, ...]]]()
         made = {
-            name: (
-                [sources[part.source] for part in tensor.parts],
-                [forms[part.links, part.shape] for part in tensor.parts],
-            )
-            for name, tensor in tensors.items()
-            if tensor.parts
+            name: ([numbers[part.source] for part in mine], [forms[part.links, part.shape] for part in mine])
+            for name, mine in parts.items()
         }
         return PartTable([Form(*form) for form in forms], made)
 

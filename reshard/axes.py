@@ -77,6 +77,11 @@ class AxisFinder:
         self.notes[f"{suffix}: cut as plain rows, since the size {unknown!r} of its heads is not known"] = None
         return plain_axis(size)
 
+    def is_known(self, rule: Rule, style: Style, target: str) -> bool:
+        """Tell whether the axis of a rule says of what it consists, arguments as of `find`."""
+        bound = "" if style.contiguous or rule.blocks else self._bound(target, "in" if style.cuts == "in" else "out")
+        return bool(rule.layout or bound)
+
     def _assumed(self, notation: str, target: str) -> str:
         """Return a size of an axis that the configuration does not state, or nothing."""
         sizes = self._sizes.of(target.rpartition(".")[0]).stated()
@@ -115,16 +120,22 @@ class AxisFinder:
             ) from error
 
     def sizes_in(self, module: str) -> Lookup:
-        """Return what looks sizes up for a module's children: ``q_proj.out`` are the rows of its child's weight."""
+        """Return what looks sizes up for a module's children.
+
+        ``q_proj.out`` are the rows of the weight of its child, or of the child of the innermost module around it that
+        has one of that name.
+        """
         sizes = self._sizes.of(module)
 
         def lookup(name: str) -> int | None:
             child, _, side = name.rpartition(".")
-            if child and side in ("out", "in"):
-                self.looked_beside = True
-                weight = self._tensors.get(f"{module}.{child}.weight")
-                return None if weight is None else weight.shape[0 if side == "out" else -1]
-            return sizes.get(name)
+            if not child or side not in ("out", "in"):
+                return sizes.get(name)
+            self.looked_beside = True
+            around = module
+            while (weight := self._tensors.get(f"{around}.{child}.weight".lstrip("."))) is None and around:
+                around = around.rpartition(".")[0]
+            return None if weight is None else weight.shape[0 if side == "out" else -1]
 
         return lookup
 
@@ -147,6 +158,11 @@ class AxisFinder:
         if not axis.mesh_axes():
             raise PlanError(
                 f"{self._plan.label}: {reference}: the layout {notation} divides nothing; mark a factor with *"
+            )
+        if axis.is_padded:
+            raise PlanError(
+                f"{self._plan.label}: {reference}: the layout {notation} fills parts up (~); "
+                "that is not for plans, --uneven pad does it where it must be"
             )
         if axis.size != size:
             raise PlanError(

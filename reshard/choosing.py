@@ -43,9 +43,9 @@ def build_tensors(
     checkpoint: Checkpoint, architecture: Architecture | None, options: Options
 ) -> dict[str, RuntimeTensor]:
     """Return the tensors under the names and in the layout that were chosen."""
-    stored = {name: tensor.stored for name, tensor in checkpoint.tensors.items()}
+    stored = checkpoint.tensors.stored
     if architecture is not None and architecture.library == "diffusers":
-        check_names(checkpoint.folder.label, stored)
+        check_names(checkpoint.folder.label, architecture.name, stored)
     if architecture is None or options.layout == "checkpoint":
         return recipe.stored_tensors(stored)
     sizes = scoped_sizes(default_sizes(), checkpoint.config, architecture)
@@ -54,7 +54,7 @@ def build_tensors(
         # A name with a dot is a path in the whole configuration.
         return lambda size: (sizes.root if "." in size else sizes.of(name)).get(size)
 
-    return recipe.runtime_tensors(stored, architecture, lookup_of)
+    return recipe.runtime_tensors(stored.made(), architecture, lookup_of)
 
 
 def choose_plan(

@@ -6,7 +6,7 @@ meet their own key and value heads. A head is never cut.
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from math import gcd, prod
+from math import prod
 from typing import NamedTuple
 
 from manifests.layout import Axis, Mesh, misfits, rank_runs
@@ -26,7 +26,9 @@ class Wanted(NamedTuple):
         axis: The logical axis that it runs along.
         unit: Elements of the axis that one entry stands for.
         shorter: Whether the last rank's part may be shorter than the others'; none may be empty.
-        grain: Where it may be cut if it is a width that does not divide.
+        grain: Where it may be cut if it does not divide.
+        summed: Whether it is input features, along which the ranks' products are added up.
+        plain: Whether nothing is known of it but its size.
     """
 
     dim: int
@@ -34,6 +36,8 @@ class Wanted(NamedTuple):
     unit: int = 1
     shorter: bool = False
     grain: Grain = Grain()
+    summed: bool = False
+    plain: bool = False
 
     def fitted(self, mesh: Mesh, policy: Uneven) -> "Wanted":
         """Return what is divided over a mesh, by a policy for what the mesh does not divide."""
@@ -86,6 +90,13 @@ class Demand(NamedTuple):
     def placed(self, mesh: Mesh) -> Placement:
         """Return the placement that grants the wish over a mesh; of equal wishes it is one object."""
         return _placed(self.cuts, mesh, self.partial)
+
+
+class Granted(NamedTuple):
+    """A wish as it was granted, with the placement that does it."""
+
+    demand: Demand
+    placement: Placement
 
 
 @lru_cache(maxsize=4096)
@@ -151,17 +162,13 @@ def choose_mesh(axes: Iterable[Axis], world_size: int, policy: Uneven = "") -> M
     ((('kv', 4), ('rep', 2)), (('kv', 4), ('rep', 1)))
     """
     axes = list(axes)
-    factors = [factor for axis in axes for factor in axis.all_factors()]
-    heads = gcd(*(factor.size for factor in factors if factor.on == "kv")) or 1
-    for kv in range(min(heads, world_size), 0, -1):
-        mesh: Mesh = (("kv", kv), ("rep", world_size // kv))
-        if world_size % kv == 0 and not any(misfits(axis, mesh) for axis in axes):
-            return mesh
-    if not policy:
-        return None
-    divisors = (kv for kv in range(world_size, 0, -1) if world_size % kv == 0)
+    grouped = any(factor.on == "kv" for axis in axes for factor in axis.all_factors())
+    divisors = (kv for kv in range(world_size if grouped else 1, 0, -1) if world_size % kv == 0)
     meshes: list[Mesh] = [(("kv", kv), ("rep", world_size // kv)) for kv in divisors]
-    possible = [mesh for mesh in meshes if not any(_is_empty(axis, mesh, policy) for axis in axes)]
+    even = [mesh for mesh in meshes if not any(misfits(axis, mesh) for axis in axes)]
+    if not policy:
+        return next(iter(even), None)
+    possible = [*even, *(mesh for mesh in meshes if not any(_is_empty(axis, mesh, policy) for axis in axes))]
     return min(possible, key=lambda mesh: sum(_most(axis, mesh, policy) for axis in axes), default=None)
 
 

@@ -50,6 +50,10 @@ class _Target(NamedTuple):
     header: bytes
     tensors: dict[str, StoredTensor]
 
+    def pieces(self) -> tuple[bytes]:
+        """Return the header as the pieces that are written."""
+        return (self.header,)
+
     @property
     def nbytes(self) -> int:
         return len(self.header) + sum(stored.nbytes for stored in self.tensors.values())
@@ -111,7 +115,7 @@ def merge(
         return kept(staging, error, total)
 
     with staged(destination, force=False, key=key, resume=resume, keep=keep) as staging, without_collector():
-        sized = {target.source.name: (target.header, target.nbytes) for target in targets}
+        sized = {target.source.name: (target.pieces, target.nbytes) for target in targets}
         paths = prepare(staging.content, sized, staging.journal)
         inputs = [folder / file.name for file in manifest.files]
         report = counted(progress, program.nbytes_read)

@@ -1,12 +1,16 @@
 """From what a split is (placed tensors, files) to the program that makes it, or that takes it apart again."""
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
 from math import prod
 
 from manifests.errors import ReshardError
 from manifests.manifest import Link, Part, Tensor
 from manifests.placement import part_of
 from manifests.runs import Runs, compose, invert, numel, without
+from manifests.stored import StoredTensors
 from reshard.addressing import storage
 from reshard.movetable import Kind, MoveTable, Places, part_runs, whole_runs
 from reshard.movetable import Place as Place
@@ -26,6 +30,47 @@ def parts_of(name: str, tensor: Tensor) -> tuple[Part, ...]:
     return tuple(part if part.links else Part(part.source, identity_links(shape), part.shape) for part in tensor.parts)
 
 
+class Inputs(Mapping[str, Input]):
+    """The tensors of files as a program reads them.
+
+    Args:
+        files: The tensors of every file, in its order, and where its data starts, in bytes from its start.
+    """
+
+    def __init__(self, files: Iterable[tuple[StoredTensors, int]]) -> None:
+        self._files = [*files]
+
+    @cached_property
+    def _made(self) -> dict[str, Input]:
+        return {
+            name: Input(name, number, start + begin, *storage(*kind))
+            for number, (tensors, start) in enumerate(self._files)
+            for name, kind, begin in zip(tensors.names, tensors.types, tensors.begins, strict=True)
+        }
+
+    def __getitem__(self, name: str) -> Input:
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(tensors for tensors, _ in self._files)
+
+    def __len__(self) -> int:
+        return sum(len(tensors) for tensors, _ in self._files)
+
+    def are(self, names: Sequence[str], kinds: Sequence[Kind]) -> bool:
+        """Tell whether tensors are these in this order, as they are."""
+        if [*self] != names:
+            return False
+        types = chain.from_iterable(tensors.types for tensors, _ in self._files)
+        pairs = {(id(kind), id(stored)): (kind, stored) for kind, stored in zip(kinds, types, strict=True)}
+        return all(kind.source == storage(*stored) for kind, stored in pairs.values())
+
+    def places(self) -> Iterator[tuple["array[int]", "array[int]"]]:
+        """Yield the file and the first byte of every tensor, file by file."""
+        for number, (tensors, start) in enumerate(self._files):
+            yield array("I", [number]) * len(tensors), array("Q", [start + begin for begin in tensors.begins])
+
+
 def split_moves(
     tensors: Mapping[str, Tensor], inputs: Mapping[str, Input], places: Places | Mapping[str, Iterable[Place]]
 ) -> MoveTable:
@@ -40,9 +85,16 @@ def split_moves(
         places = Places.listed(places[name] for name in tensors)
     different = {id(tensor): tensor for tensor in tensors.values()}
     alike = {key: Kind(tensor) for key, tensor in different.items()}
-    kinds = [alike[id(tensor)] for tensor in tensors.values()]
+    kinds = [*map(alike.__getitem__, map(id, tensors.values()))]
     gathers: dict[int, tuple[Gather, ...]] = {}
     table = MoveTable(list(tensors), kinds, gathers, places)
+    parted = any(tensor.parts for tensor in different.values())
+    if isinstance(inputs, Inputs) and not parted and inputs.are(table.names, kinds):
+        for files, offsets in inputs.places():
+            table.files += files
+            table.offsets += offsets
+        table.sort()
+        return table
     for position, (name, tensor) in enumerate(tensors.items()):
         if not tensor.parts:
             first = inputs[name]

@@ -7,7 +7,7 @@ be most of what a split holds in memory, and most of the time that planning take
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from math import prod
 from typing import NamedTuple, overload
 
@@ -64,17 +64,27 @@ class Places:
     def in_files(names: Iterable[str], files: Sequence[FilePlaces]) -> "Places":
         """Return the places of tensors, those of each in the order of the files."""
         positions = {name: position for position, name in enumerate(names)}
-        held = [[positions[name] for name in file.names] for file in files]
+        held: dict[int, list[int]] = {}  # files of one list of names hold the same tensors
         counts = [0] * len(positions)
-        for position in chain.from_iterable(held):
-            counts[position] += 1
+        for file in files:
+            mine = held.setdefault(id(file.names), [])
+            if not mine:
+                mine += map(positions.__getitem__, file.names)
+            for position in mine:
+                counts[position] += 1
         free = [*accumulate(counts, initial=0)]
-        numbers, offsets, ranks = ([0] * free[-1] for _ in range(3))
-        for number, (file, mine) in enumerate(zip(files, held, strict=True)):
-            for position, offset in zip(mine, file.offsets, strict=False):
-                at = free[position]
+        numbers, ranks = (array("I", bytes(free[-1] * 4)) for _ in range(2))
+        offsets = array("Q", bytes(free[-1] * 8))
+        for number, file in enumerate(files):
+            mine = held[id(file.names)]
+            places = [*map(free.__getitem__, mine)]
+            for position, at, offset in zip(mine, places, file.offsets, strict=False):
+                offsets[at] = offset
                 free[position] = at + 1
-                numbers[at], offsets[at], ranks[at] = number, offset, file.rank
+            for at in places if number else ():
+                numbers[at] = number
+            for at in places if file.rank else ():
+                ranks[at] = file.rank
         return Places(counts, numbers, offsets, ranks)
 
     @staticmethod
@@ -144,8 +154,9 @@ class MoveTable(Moves):
 
     def sort(self) -> None:
         """Put the moves in the order in which their first sources lie."""
-        keys = [file << 64 | offset for file, offset in zip(self.files, self.offsets, strict=True)]
-        self.order = array("I", sorted(range(len(keys)), key=keys.__getitem__))
+        keys = [*zip(self.files, self.offsets, strict=True)]
+        positions = range(len(keys))
+        self.order = array("I", positions if keys == sorted(keys) else sorted(positions, key=keys.__getitem__))
 
     @property
     def nbytes(self) -> int:
@@ -183,6 +194,10 @@ class MoveTable(Moves):
             tuple(scatters),
             kind.cast,
         )
+
+    def gathering(self) -> list[int]:
+        """Return the moves that do not take one source as it is, which nothing else takes."""
+        return [at for at, position in enumerate(self.order) if position in self.gathers] if self.gathers else []
 
     def targets(self, at: int) -> list[tuple[int, int]]:
         """Return the file and the first byte of every part of a move."""

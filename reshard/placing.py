@@ -3,19 +3,19 @@
 All that does not fit is collected and reported at once, with the numbers of ranks that would do.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from math import prod
 from typing import NamedTuple
 
 from manifests.errors import DegreeError, PlanError
-from manifests.layout import Axis, Mesh, rank_runs
+from manifests.layout import Axis, Mesh
 from manifests.manifest import Module, PerRank, Rule, Tensor
-from manifests.natural import kind_of
 from manifests.placement import REPLICATED, Placement, part_of
-from manifests.runs import numel
 from manifests.styles import resolve_style
 from reshard.degrees import (
     Demand,
+    Granted,
     World,
     allowed_degrees,
     by_shape,
@@ -25,10 +25,13 @@ from reshard.degrees import (
     mesh_for,
     shown_degrees,
 )
+from reshard.meeting import Side, check_joined, check_meeting
 from reshard.model import Model
 from reshard.plans import Plan, expand_conditions
-from reshard.surroundings import Surroundings
-from reshard.uneven import POLICIES, Shares, Side, Uneven, check_meeting, shares_of
+from reshard.remarks import tell_parts
+from reshard.shares import Shares, shares_of
+from reshard.surroundings import Surroundings, joins_unknown
+from reshard.uneven import POLICIES, Uneven
 from reshard.wishes import Wishes
 
 
@@ -101,34 +104,28 @@ class _Resolver:
     def run(self) -> Resolution:
         if self.world.experts > 1 and not self.plan.expert_rules:
             raise PlanError(f"{self.plan.label}: ep {self.world.experts}: has no rules that divide experts")
-        demands: dict[str, Demand] = {}
-        placements: dict[str, Placement] = {}
-        for name, wish in self.wishes.all():
-            if isinstance(wish, Demand):
-                demands[name] = wish
-            else:
-                placements[name] = wish
+        wishes = self.wishes.all()
+        demands = {name: wish for name, wish in wishes.items() if isinstance(wish, Demand)}
+        placements = {name: wish for name, wish in wishes.items() if isinstance(wish, Placement)}
         surroundings = Surroundings(self.plan, self.world, self.wishes)
         modules = surroundings.modules(demands)
         self._check_rules_used()
         different = list({id(demand): demand for demand in demands.values()}.values())
         meshes = self._meshes(different, demands)
-        granted: dict[int, tuple[Demand, Placement]] = {}
+        granted: dict[int, Granted] = {}
         for demand in different:
             mesh = mesh_for(demand, meshes, self.world) or self.world.plain_mesh
             fitted = demand.fitted(mesh, self.world.uneven)
-            granted[id(demand)] = fitted, fitted.placed(mesh)
-            self._check_summed(*granted[id(demand)])
-        divided = {name: granted[id(demand)] for name, demand in demands.items()}
-        placements.update((name, placement) for name, (_, placement) in divided.items())
+            granted[id(demand)] = Granted(fitted, self._counted(fitted, mesh))
+        placements.update((name, granted[id(demand)].placement) for name, demand in demands.items())
         self._check_ties(placements)
-        self._note_uneven(divided)
+        self.notes |= dict.fromkeys(tell_parts(demands, granted, self.world.size))
         self._note_little(demands)
         return Resolution(
             tensors=self._placed(placements),
             rules={name: rule for name, rule in self.wishes.rules.items() if name in self.model.tensors},
             modules=surroundings.with_inputs(surroundings.with_meshes(modules, meshes), meshes),
-            attributes=surroundings.attributes(meshes, self._shares(divided)),
+            attributes=surroundings.attributes(meshes, self._shares(demands, granted, modules)),
             ties=dict(self.model.ties),
             sizes=dict(sorted(self.model.sizes.used.items())),
             notes=(*self.wishes.axes.notes, *self.notes),
@@ -141,9 +138,11 @@ class _Resolver:
         for name, tensor in self.model.tensors.items():
             placement = placements.get(name, REPLICATED)
             key = id(tensor), id(placement)
-            if key not in shared:
-                shared[key] = Tensor(tensor.dtype, tensor.shape, placement, tensor.parts, tensor.unused)
-            placed[name] = shared[key]
+            found = shared.get(key)
+            if found is None:
+                found = Tensor(tensor.dtype, tensor.shape, placement, tensor.parts, tensor.unused)
+                shared[key] = found
+            placed[name] = found
         return placed
 
     def _check_rules_used(self) -> None:
@@ -188,20 +187,26 @@ class _Resolver:
             allowed=allowed,
         )
 
-    def _check_summed(self, demand: Demand, placement: Placement) -> None:
-        """Refuse copies of what the ranks add up: each would be counted."""
-        rule = self.wishes.rules[demand.name]
-        plain = placement.mesh[0][0] == "tp"
+    def _counted(self, demand: Demand, mesh: Mesh) -> Placement:
+        """Return the placement over a mesh. Copies of what the ranks add up are refused, or the first alone counts."""
+        placement, style = demand.placed(mesh), resolve_style(self.wishes.rules[demand.name].style)
+        plain = mesh[0][0] == "tp"
         parts = set() if plain else {part_of(placement, rank) for rank in range(self.world.size)}
-        sums = resolve_style(rule.style).after in ("all_reduce", "reduce_scatter_sequence")
-        if sums and parts and len(parts) < self.world.size:
-            axis = demand.cuts[0].axis
-            raise PlanError(
-                f"{self.plan.label}: {demand.name}: {rule.style} adds up the ranks' parts, and {axis} has "
-                f"{len(parts)} for {self.world.size} ranks, copies among them; divide it over kv and rep"
-            )
+        sums = style.after in ("all_reduce", "reduce_scatter_sequence")
+        if not sums or not parts or len(parts) == self.world.size:
+            return placement
+        if style.once:
+            return demand._replace(partial=True).placed(mesh)
+        axis = demand.cuts[0].axis
+        raise PlanError(
+            f"{self.plan.label}: {demand.name}: {style.name} adds up the ranks' parts, and {axis} has "
+            f"{len(parts)} for {self.world.size} ranks, copies among them; divide it over kv and rep, "
+            "or let one of each count: rowwise_once"
+        )
 
-    def _shares(self, divided: Mapping[str, tuple[Demand, Placement]]) -> dict[str, Shares]:
+    def _shares(
+        self, demands: Mapping[str, Demand], granted: Mapping[int, Granted], modules: Mapping[str, Module]
+    ) -> dict[str, Shares]:
         """Return the ranks' shares of what is divided in each module, if parts may be uneven.
 
         Raises:
@@ -211,36 +216,28 @@ class _Resolver:
             return {}
         sides: list[Side] = []
         groups: dict[str, set[tuple[Axis, Mesh]]] = {}
-        for name, (demand, placement) in divided.items():
+        for name, demand in demands.items():
+            fitted, placement = granted[id(demand)]
             style = resolve_style(self.wishes.rules[name].style)
-            if not style.contiguous or style.cuts == "expert":
-                for cut in demand.cuts:
-                    sides.append(Side(name, cut.axis, placement.mesh, summed=style.after == "all_reduce"))
-                    groups.setdefault(demand.group, set()).add((cut.axis, placement.mesh))
+            if style.contiguous and style.cuts != "expert":
+                continue
+            group = fitted.renamed(name).group
+            for cut in fitted.cuts:
+                groups.setdefault(group, set()).add((cut.axis, placement.mesh))
+                if cut.axis.mesh_axes() == {"ep"}:
+                    continue
+                sides.append(Side(name, cut.axis, placement.mesh, cut.summed, cut.plain))
+        check_joined((name for name, module in modules.items() if joins_unknown(module)), sides, self.plan.label)
         check_meeting(sides, self.world.size, self.plan.label)
         shares = {axes: shares_of(axes, self.world.size) for axes in {frozenset(axes) for axes in groups.values()}}
         return {group: shares[frozenset(axes)] for group, axes in groups.items()}
-
-    def _note_uneven(self, divided: Mapping[str, tuple[Demand, Placement]]) -> None:
-        """Say what is cut into parts of different sizes."""
-        kinds: dict[tuple[str, Axis, Mesh], list[str]] = {}
-        for name, (demand, placement) in divided.items():
-            for cut in demand.cuts:
-                if cut.shorter:
-                    kinds.setdefault((kind_of(name), cut.axis, placement.mesh), []).append(name)
-        for (kind, axis, mesh), names in kinds.items():
-            most, least = (numel(rank_runs(axis, mesh, rank)) for rank in (0, self.world.size - 1))
-            if most != least:
-                zeros = ", filled up with zeros where it runs" if axis.is_padded else ""
-                name = names[0] if len(names) == 1 else f"{kind} ({len(names)} tensors)"
-                self.notes[f"{name}: {most} of {axis.size} entries a rank, {least} on the last{zeros}"] = None
 
     def _note_little(self, demands: Mapping[str, Demand]) -> None:
         """Say it where the ranks hold most of the model alike: every memory must have room for it."""
         tensors = self.model.tensors
         different = {id(tensor): tensor for tensor in tensors.values()}
         numel = {key: 0 if tensor.unused else prod(tensor.shape) for key, tensor in different.items()}
-        every = sum(numel[id(tensor)] for tensor in tensors.values())
+        every = sum(numel[key] * count for key, count in Counter(map(id, tensors.values())).items())
         whole = sum(numel[id(tensor)] for name, tensor in tensors.items() if name not in demands)
         if self.world.size > 1 and 2 * whole > every:
             share = 100 * whole // every

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,26 +16,26 @@ from manifests.shown import shown, shown_name
 from manifests.styles import resolve_style
 from manifests.wire import PartTable, TensorTable
 from reshard import placing
-from reshard.addressing import storage
 from reshard.casting import cast_tensors
 from reshard.catalogue import Architecture
 from reshard.choosing import build_tensors, choose_architecture, choose_plan
 from reshard.collecting import without_collector
 from reshard.model import Model as RunningModel
-from reshard.moves import build_program, split_moves
+from reshard.moves import Inputs, build_program, split_moves
 from reshard.movetable import Places
 from reshard.options import Options, check_options
 from reshard.placing import Resolution, check_degree
 from reshard.plans import Plan
-from reshard.program import Input, Program
+from reshard.program import Program
 from reshard.proof import check_program
 from reshard.rankfile import FileOptions, PlannedFile, plan_files
 from reshard.recipes.pullback import in_stored_order, is_as_stored, pull_back
 from reshard.sizes import ScopedSizes, scoped_sizes
-from reshard.sources.checkpoint import Checkpoint, SourceTensor, open_checkpoint
+from reshard.sources.checkpoint import Checkpoint, open_checkpoint
 from reshard.sources.folder import Folder, LocalFolder
 from reshard.ties import find_ties
 
+_PACKED_WORDS = ("qweight", "qzeros", "g_idx", "weight_packed", "absmax", "quant_map", "quant_state.")
 _PACKED = re.compile(r"[._](qweight|qzeros|g_idx|weight_packed|absmax|quant_map|quant_state\..*)$")
 """Ends names of numbers packed by a format that is not read."""
 
@@ -128,7 +128,7 @@ def plan_split(folder: Folder, world_size: int, options: Options) -> SplitPlan:
     # The built-in plan speaks of the running model's tensors, whatever the layout of those that are written.
     pulled = options.layout == "checkpoint" and options.plan is None
     tensors = build_tensors(checkpoint, architecture, options._replace(layout="runtime") if pulled else options)
-    stored = {name: source.stored for name, source in checkpoint.tensors.items()} if pulled else {}
+    stored = checkpoint.tensors.stored.made() if pulled else {}
     if pulled:
         tensors = in_stored_order(tensors, stored)
     ties = find_ties(checkpoint, architecture, tensors, options)
@@ -175,7 +175,9 @@ def model_sizes(plan: Plan, checkpoint: Checkpoint, architecture: Architecture |
 def _refuse_unsupported_quantization(checkpoint: Checkpoint) -> None:
     quantization = checkpoint.config.get("quantization_config")
     if not quantization:
-        if packed := next(filter(_PACKED.search, checkpoint.tensors), ""):
+        text = "\n".join(checkpoint.tensors)
+        likely = any(word in text for word in _PACKED_WORDS)
+        if likely and (packed := next(filter(_PACKED.search, checkpoint.tensors), "")):
             raise CheckpointError(
                 f"{checkpoint.folder.label}: {shown_name(packed)}: quantized; "
                 "of the quantized formats only fp8 is split"
@@ -245,7 +247,7 @@ def _key(
             # Elsewhere weight files are known by their sizes and times, and the small ones by their content.
             [] if folder.revision else [*(file.identity for file in checkpoint.files), *sorted(carried.items())],
             TensorTable.of(kept),
-            PartTable.of(kept, {name: number for number, name in enumerate(checkpoint.tensors)}),
+            PartTable.of(kept, checkpoint.tensors),
             resolution.modules,
             resolution.attributes,
             resolution.ties,
@@ -261,28 +263,9 @@ def _carried_hashes(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _program(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], files: tuple[PlannedFile, ...]) -> Program:
-    starts = [file.header.data_offset for file in checkpoint.files]
-    places = Places.in_files(tensors, [file.places for file in files])
-    moves = split_moves(tensors, _Inputs(checkpoint.tensors, starts), places)
+    inputs = Inputs((file.header.tensors, file.header.data_offset) for file in checkpoint.files)
+    moves = split_moves(tensors, inputs, Places.in_files(tensors, [file.places for file in files]))
     return build_program((f.name for f in checkpoint.files), (f.name for f in files), moves)
-
-
-class _Inputs(Mapping[str, Input]):
-    """The source tensors as the program reads them, each made when it is asked for."""
-
-    def __init__(self, tensors: Mapping[str, SourceTensor], starts: Sequence[int]) -> None:
-        self._tensors = tensors
-        self._starts = starts
-
-    def __getitem__(self, name: str) -> Input:
-        file, stored = self._tensors[name]
-        return Input(name, file, self._starts[file] + stored.begin, *storage(stored.dtype, stored.shape))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
 
 def default_output(model: str | Path, world_size: int, subfolder: str = "") -> Path:

@@ -246,14 +246,16 @@ def modules_of(names: Iterable[str]) -> list[str]:
     >>> modules_of(["a.b.weight", "a.c.weight"])
     ['a', 'a.b', 'a.c']
     """
-    modules: dict[str, None] = {}
-    for name in names:
-        above: list[str] = []
-        module = name.rpartition(".")[0]
-        while module and module not in modules:
-            above.append(module)
-            module = module.rpartition(".")[0]
-        modules.update(dict.fromkeys(reversed(above)))
+    modules: dict[str, None] = {"": None}
+    for owner in dict.fromkeys([name.rpartition(".")[0] for name in names]):
+        module, above = owner, owner.rpartition(".")[0]
+        between: list[str] = []
+        while above not in modules:
+            between.append(above)
+            above = above.rpartition(".")[0]
+        modules.update(dict.fromkeys(reversed(between)))
+        modules[module] = None
+    del modules[""]
     return list(modules)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 
 from manifests.errors import ReshardError
@@ -76,18 +77,18 @@ def _check_table(program: Program, table: MoveTable, read: dict[Input, list[Box]
     if twice := taken.intersection(whole):
         raise ReshardError(f"{min(twice)}: two of its parts overlap")
     nbytes: list[int] = []
-    end = 0
-    for position, kind in enumerate(table.kinds):
-        begin, end = end, places.starts[position + 1]
-        ranks = places.ranks[begin:end]
-        key = id(kind), ranks.tobytes()
+    ranks = places.ranks.tobytes()
+    width = places.ranks.itemsize
+    bounds = pairwise(at * width for at in places.starts)
+    for position, (kind, (begin, end)) in enumerate(zip(table.kinds, bounds, strict=True)):
+        key = id(kind), ranks[begin:end]
         if key not in divisions:
             move = divisions[key] = table.move_at(position)
             if position not in table.gathers:
                 _check_gathers(move, {})
             for scatter in move.scatters:
                 _check_written(scatter, move, program)
-            sizes[key] = [kind.part(rank)[1] for rank in ranks]
+            sizes[key] = [kind.part(places.ranks[at])[1] for at in places.of(position)]
         nbytes += sizes[key]
     for file, offset, size in zip(places.files, places.offsets, nbytes, strict=True):
         begins[file].append(offset)

@@ -6,18 +6,22 @@ others, widest item first. The data starts at a multiple of 4096.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, compress, pairwise
 from typing import NamedTuple
 
 import xxhash
 
 from manifests.belonging import belonging
+from manifests.columns import Numbers
 from manifests.dtypes import atom, nbytes
-from manifests.header import DATA_ALIGNMENT, StoredTensor, encode_columns
+from manifests.errors import ReshardError
+from manifests.header import DATA_ALIGNMENT, StoredTensor, encoded_text, text_nbytes
 from manifests.manifest import Tensor
 from manifests.natural import natural_order
 from manifests.placement import counts, local_shape
+from manifests.stored import Type
 from reshard.movetable import FilePlaces
 
 ALIGNMENT = 64
@@ -47,37 +51,72 @@ class Shard(NamedTuple):
         return -(item_nbytes & -item_nbytes)
 
 
-class PlannedFile(NamedTuple):
+class PlannedFile:
     """A file before it is written.
 
     Attributes:
         name: Its name.
         owners: The ranks that open it.
         metadata: The ``__metadata__`` of its header.
-        data_offset: Where its data starts, in bytes from its start.
-        digest: xxh3-128 of the header's text.
         names: The tensors that it holds parts of, in order.
         shards: The parts.
         ends: Where each ends, in bytes from the start of the data.
+        data_offset: Where its data starts, in bytes from its start.
     """
 
-    name: str
-    owners: tuple[int, ...]
-    metadata: Mapping[str, str]
-    data_offset: int
-    digest: str
-    names: Sequence[str]
-    shards: Sequence[Shard]
-    ends: Sequence[int]
+    def __init__(
+        self,
+        name: str,
+        owners: tuple[int, ...],
+        metadata: Mapping[str, str],
+        names: Sequence[str],
+        shards: Sequence[Shard],
+    ) -> None:
+        self.name = name
+        self.owners = owners
+        self.metadata = metadata
+        self.names = names
+        self.shards = shards
+        self.ends = array("Q", accumulate([shard.nbytes for shard in shards]))
+        unpadded = 8 + text_nbytes(names, self._types(), self.ends, metadata)
+        self.data_offset = unpadded + -unpadded % DATA_ALIGNMENT
+        self._digest = ""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole file."""
         return self.data_offset + self.data_nbytes
 
-    def encode(self) -> bytes:
-        """Return all bytes before its data, which are many and needed once."""
-        return _encode(self.names, self.shards, self.ends, self.metadata)
+    def header(self) -> Iterator[bytes]:
+        """Yield all bytes before its data, which are many and needed once.
+
+        Raises:
+            ReshardError: They are more or less than was planned; this is a fault of this program.
+        """
+        yield (self.data_offset - 8).to_bytes(8, "little")
+        hasher, nbytes = xxhash.xxh3_128(), 8
+        begins = array("Q", [0]) + self.ends[:-1] if self.ends else self.ends
+        for piece in encoded_text(self.names, self._types(), begins, self.ends, self.metadata):
+            hasher.update(piece)
+            nbytes += len(piece)
+            yield piece
+        padding = b" " * (-nbytes % DATA_ALIGNMENT)
+        if nbytes + len(padding) != self.data_offset:
+            raise ReshardError(f"{self.name}: its header takes {nbytes} bytes, {self.data_offset} planned")
+        hasher.update(padding)
+        self._digest = hasher.hexdigest()
+        yield padding
+
+    def _types(self) -> list[Type]:
+        types = {key: (shard.dtype, shard.shape) for key, shard in {id(shard): shard for shard in self.shards}.items()}
+        return [*map(types.__getitem__, map(id, self.shards))]
+
+    @property
+    def digest(self) -> str:
+        """xxh3-128 of the header's text; what was hashed when it was written is not hashed again."""
+        if not self._digest:
+            deque(self.header(), maxlen=0)
+        return self._digest
 
     @property
     def data_nbytes(self) -> int:
@@ -125,34 +164,47 @@ def plan_files(
     tensors: Mapping[str, Tensor], world_size: int, key: str, options: FileOptions
 ) -> tuple[PlannedFile, ...]:
     """Return the files that hold the tensors: one a rank, then the common one, then the unused one."""
-    ranks = [_Group([], []) for _ in range(world_size)]
-    common, unused = _Group([], []), _Group([], [])
-    known: dict[int, list[tuple[_Group, Shard]]] = {}
-    for name in natural_order(tensors):
-        tensor = tensors[name]
-        homes = known.get(id(tensor))
-        if homes is None:
-            homes = known[id(tensor)] = []
-            if tensor.unused:
-                homes.append((unused, _shard(tensor, 0)))
-            elif tensor.placement.cuts or tensor.placement.partial or options.self_contained:
-                homes += [
-                    (ranks[rank], _shard(tensor, rank))
-                    for rank in range(world_size)
-                    if options.self_contained or counts(tensor.placement, rank)
-                ]
-            else:
-                homes.append((common, _shard(tensor, 0)))
-        for group, shard in homes:
-            group.names.append(name)
-            group.shards.append(shard)
-    limit = options.max_file_nbytes
+    names = natural_order(tensors)
+    # Tensors that are alike are one object, and what is in the same files has one number.
+    keys = [*map(id, map(tensors.__getitem__, names))]
+    different = {id(tensor): tensor for tensor in tensors.values()}
+    homes = {key: _homes(tensor, world_size, options) for key, tensor in different.items()}
+    numbers = Numbers[frozenset[int]]()
+    number_of = {key: numbers[frozenset(mine)] for key, mine in homes.items()}
+    together = [*map(number_of.__getitem__, keys)]
+    known: dict[frozenset[int], tuple[list[str], list[int]]] = {}
     files: list[PlannedFile] = []
-    for rank, group in enumerate(ranks):
-        files += _build_files(rank_name(rank, world_size), (rank,), group, world_size, key, limit, keep_empty=True)
-    files += _build_files(COMMON_NAME, tuple(range(world_size)), common, world_size, key, limit)
-    files += _build_files(UNUSED_NAME, (), unused, world_size, key, limit)
+    for home, (name, owners) in enumerate(_kinds_of_file(world_size)):
+        held = frozenset(number for groups, number in numbers.items() if home in groups)
+        if held not in known:
+            chosen = [number in held for number in together]
+            known[held] = [*compress(names, chosen)], [*compress(keys, chosen)]
+        held_names, held_keys = known[held]
+        shards = {key: mine[home] for key, mine in homes.items() if home in mine}
+        group = _Group(held_names, [*map(shards.__getitem__, held_keys)])
+        files += _build_files(
+            name, owners, group, world_size, key, options.max_file_nbytes, keep_empty=home < world_size
+        )
     return tuple(files)
+
+
+def _kinds_of_file(world_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the names of the files, not limited in size, and their owners."""
+    for rank in range(world_size):
+        yield rank_name(rank, world_size), (rank,)
+    yield COMMON_NAME, tuple(range(world_size))
+    yield UNUSED_NAME, ()
+
+
+def _homes(tensor: Tensor, world_size: int, options: FileOptions) -> dict[int, Shard]:
+    """Return the parts of a tensor by the position of their file in `_kinds_of_file`."""
+    common, unused = world_size, world_size + 1
+    if tensor.unused:
+        return {unused: _shard(tensor, 0)}
+    if not (tensor.placement.cuts or tensor.placement.partial or options.self_contained):
+        return {common: _shard(tensor, 0)}
+    ranks = [rank for rank in range(world_size) if options.self_contained or counts(tensor.placement, rank)]
+    return {rank: _shard(tensor, rank) for rank in ranks}
 
 
 class _Group(NamedTuple):
@@ -186,7 +238,9 @@ def _build_files(
         stem = name.removesuffix(".safetensors")
         part = name if len(bounds) == 2 else f"{stem}-part-{position + 1:05d}-of-{len(bounds) - 1:05d}.safetensors"
         metadata = belonging(key, world_size, owners)
-        yield build_file(part, owners, group.names[begin:end], group.shards[begin:end], metadata)
+        whole = len(bounds) == 2
+        names, shards = group if whole else (group.names[begin:end], group.shards[begin:end])
+        yield build_file(part, owners, names, shards, metadata)
 
 
 def _bounds(shards: Sequence[Shard], limit: int) -> list[int]:
@@ -210,12 +264,4 @@ def build_file(
     if len(set(orders.values())) > 1:
         order = sorted(range(len(shards)), key=lambda position: orders[id(shards[position])])
         names, shards = [names[position] for position in order], [shards[position] for position in order]
-    ends = array("Q", accumulate([shard.nbytes for shard in shards]))
-    header = _encode(names, shards, ends, metadata)
-    digest = xxhash.xxh3_128_hexdigest(memoryview(header)[8:])
-    return PlannedFile(name, owners, metadata, len(header), digest, names, shards, ends)
-
-
-def _encode(names: Sequence[str], shards: Sequence[Shard], ends: Sequence[int], metadata: Mapping[str, str]) -> bytes:
-    types = ((shard.dtype, shard.shape) for shard in shards)
-    return encode_columns(names, types, ends, metadata, DATA_ALIGNMENT)
+    return PlannedFile(name, owners, metadata, names, shards)

@@ -5,6 +5,7 @@ The text that a person reads is made from the same facts (`reshard.lines`), so t
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from manifests.dtypes import nbytes as tensor_nbytes
 from manifests.manifest import Manifest, Model, Module, SplitFile, Tensor
@@ -12,11 +13,13 @@ from manifests.natural import kind_of, natural_key
 from manifests.placement import Placement, local_shape
 from reshard.casting import count_casts, names_kept
 from reshard.lines import Facts
-from reshard.merging import Merged
 from reshard.planning import SplitPlan, reason_whole
 from reshard.program import copies
 from reshard.rankfile import PlannedFile
-from reshard.verifying import Report
+
+if TYPE_CHECKING:
+    from reshard.merging import Merged
+    from reshard.verifying import Report
 
 
 def build_split(planned: SplitPlan) -> Facts:
@@ -36,7 +39,9 @@ def build_split(planned: SplitPlan) -> Facts:
         "files": _files(planned.files),
         "ranks": _ranks(planned.files, tensors, planned.world_size),
         "whole": _build_whole(planned),
-        "rank_0_only": _total(tensor for tensor in tensors.values() if tensor.placement.partial),
+        "rank_0_only": _total(
+            tensor for tensor in tensors.values() if tensor.placement.partial and not tensor.placement.cuts
+        ),
         "unused": _total(tensor for tensor in tensors.values() if tensor.unused),
         "dropped": list(planned.dropped),
         "converted": _converted(tensors),
@@ -125,7 +130,7 @@ def build_show(out: str, manifest: Manifest, *, every_tensor: bool) -> Facts:
     return facts
 
 
-def build_verified(out: str, found: Report) -> Facts:
+def build_verified(out: str, found: "Report") -> Facts:
     """Return what a verification found whole."""
     return {
         "out": out,
@@ -136,7 +141,7 @@ def build_verified(out: str, found: Report) -> Facts:
     }
 
 
-def build_merged(destination: str, merged: Merged) -> Facts:
+def build_merged(destination: str, merged: "Merged") -> Facts:
     """Return what a merge gave back."""
     return {
         "destination": destination,
@@ -165,7 +170,12 @@ def _in_order(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
 
 def _model_nbytes(tensors: Mapping[str, Tensor]) -> int:
     """Return the bytes of the running model's own tensors, each counted once."""
-    return sum(tensor_nbytes(tensor.dtype, tensor.shape) for tensor in tensors.values() if not tensor.unused)
+    different = {id(tensor): tensor for tensor in tensors.values()}
+    return sum(
+        tensor_nbytes(different[key].dtype, different[key].shape) * count
+        for key, count in Counter(map(id, tensors.values())).items()
+        if not different[key].unused
+    )
 
 
 def _files(files: Sequence[PlannedFile] | Sequence[SplitFile]) -> list[Facts]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from manifests.errors import CheckpointError
-from manifests.header import StoredTensor
+from manifests.stored import StoredTensors
 from reshard import placing
 from reshard.choosing import choose_architecture, choose_plan
 from reshard.model import Model, RuntimeTensor
@@ -13,7 +13,7 @@ from reshard.options import Options, refuse_unproved
 from reshard.placing import Resolution, check_degree
 from reshard.planning import model_sizes
 from reshard.plans import Plan
-from reshard.sources.checkpoint import Checkpoint, SourceTensor
+from reshard.sources.checkpoint import Checkpoint, SourceTensors
 from reshard.sources.folder import LocalFolder, WeightFile
 
 
@@ -57,7 +57,8 @@ def resolve_model(
     world = check_degree(world_size, experts, uneven)
     options = Options(plan=plan, plan_source=plan_source, experts=experts)
     refuse_unproved(options, label)
-    stored = {name: SourceTensor(0, StoredTensor(dtype, shape, 0, 0)) for name, (dtype, shape) in tensors.items()}
+    nothing = [0] * len(tensors)
+    stored = SourceTensors([StoredTensors([*tensors], [*tensors.values()], nothing, nothing)])
     checkpoint = Checkpoint(_Memory(label), (), stored, "", config, (), ())
     runtime = {name: RuntimeTensor(dtype, shape) for name, (dtype, shape) in tensors.items()}
     architecture = choose_architecture(checkpoint, options)

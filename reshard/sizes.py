@@ -206,4 +206,6 @@ def scoped_sizes(
         for scope in architecture.scopes
         if scope.config_path
     }
+    for module, values in architecture.blocks.items():
+        scopes[module] = Sizes(formulas, {**config, **values}, architecture.defaults, architecture.aliases)
     return ScopedSizes(root, scopes)

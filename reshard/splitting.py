@@ -1,7 +1,6 @@
 """Splitting: carries out a plan of `reshard.planning` and publishes the result."""
 
-from array import array
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -10,12 +9,11 @@ import xxhash
 
 from manifests.columns import Extents, Numbers, SourceTensors
 from manifests.errors import CheckpointError
-from manifests.header import StoredTensor
 from manifests.manifest import MANIFEST_NAME, Manifest, Source, SourceFile, SplitFile, encoded
+from manifests.stored import StoredTensors, Type
 from reshard.collecting import without_collector
-from reshard.engine import Hashes, run_program
+from reshard.engine import Hashes, hashes_in_files, run_program
 from reshard.engine.limits import BUDGET_NBYTES
-from reshard.movetable import targets_of
 from reshard.options import Options, refuse_unproved
 from reshard.planning import SplitPlan, default_output, locate, plan_split
 from reshard.program import Program
@@ -177,10 +175,8 @@ def write_files(
         OutputError: A file cannot be written.
     """
     files = {file.name: file for file in planned.files}
-    # The headers are not kept while the bytes move.
-    paths = prepare(
-        folder, {name: (files[name].encode(), files[name].nbytes) for name in program.output_files}, journal
-    )
+    sized = {name: (files[name].header, files[name].nbytes) for name in program.output_files}
+    paths = prepare(folder, sized, journal)
     places = {file.name: file.path for file in planned.checkpoint.files if file.path is not None}
     sources = [places[name] for name in program.input_files]
     report = counted(progress, program.nbytes_read)
@@ -194,24 +190,25 @@ def write_files(
     return hashes
 
 
-def prepare(folder: Path, sized: Mapping[str, tuple[bytes, int]], journal: Path | None) -> list[Path]:
+def prepare(
+    folder: Path, sized: Mapping[str, tuple[Callable[[], Iterable[bytes]], int]], journal: Path | None
+) -> list[Path]:
     """Make the files that the engine writes, or leave them as they are if an earlier run made all of them.
 
     Args:
         folder: Where they are; nothing else is in it afterwards.
-        sized: The header and the bytes of every file, by name.
+        sized: What gives the header of every file, in pieces, and the bytes of the file, by name.
         journal: What the earlier run noted; removed if its files are not as they should be.
     """
     paths = [folder / name for name in sized]
-    made = all(is_sized(path, *sized[path.name]) for path in paths)
+    made = all(is_sized(folder / name, header(), nbytes) for name, (header, nbytes) in sized.items())
     for path in [*folder.iterdir()] if journal is not None else []:
         if not made or path.name not in sized:
             path.unlink()
     if journal is not None and not made:
         journal.unlink(missing_ok=True)
-    for path in paths:
-        if not made:
-            create_sized(path, *sized[path.name])
+    for name, (header, nbytes) in sized.items() if not made else ():
+        create_sized(folder / name, header(), nbytes)
     return paths
 
 
@@ -277,12 +274,13 @@ def _carry(planned: SplitPlan, folder: Path) -> dict[str, str]:
 
 def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str]) -> Manifest:
     resolution = planned.resolution
+    read, written = hashes_in_files(planned.program, hashes)
     return Manifest(
         key=planned.key,
         world_size=planned.world_size,
         layout=planned.layout,
         model=planned.model,
-        source=_build_source(planned, hashes),
+        source=_build_source(planned, read),
         plan=planned.rules,
         sizes=resolution.sizes,
         tensors=resolution.tensors,
@@ -295,7 +293,7 @@ def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str])
                 header=file.digest,
                 tensors=Extents(file.names, [shard.nbytes for shard in file.shards], tiles),
             )
-            for file, tiles in zip(planned.files, _tiles_of_files(planned, hashes), strict=True)
+            for file, tiles in zip(planned.files, written, strict=True)
         ),
         ties=resolution.ties,
         modules=resolution.modules,
@@ -304,60 +302,30 @@ def _build_manifest(planned: SplitPlan, hashes: Hashes, carried: dict[str, str])
     )
 
 
-def _tiles_of_files(planned: SplitPlan, hashes: Hashes) -> list[str]:
-    """Return the hashes of every file's parts, in the order of its bytes, one after another."""
-    files = [_FileTiles() for _ in planned.files]
-    for targets, written in zip(targets_of(planned.program.moves), hashes.written, strict=True):
-        for (file, offset), tiles in zip(targets, written, strict=True):
-            files[file].add(offset, tiles)
-    return [file.in_order() for file in files]
-
-
-def _build_source(planned: SplitPlan, hashes: Hashes) -> Source:
+def _build_source(planned: SplitPlan, read: Sequence[str]) -> Source:
+    """Return the source, given the hashes of all that was read of every file."""
     checkpoint = planned.checkpoint
-    tiles = [_FileTiles() for _ in checkpoint.files]
-    for source, hashed in hashes.read.items():
-        tiles[source.file].add(source.offset, hashed)
     files = tuple(
         SourceFile(
             name=file.name,
             nbytes=file.nbytes,
             header=file.header.digest,
-            tensors=_build_stored(file.header.tensors, read.in_order(), planned.dropped),
+            tensors=_build_stored(file.header.tensors, tiles, planned.dropped),
             metadata=file.header.metadata,
         )
-        for file, read in zip(checkpoint.files, tiles, strict=True)
+        for file, tiles in zip(checkpoint.files, read, strict=True)
     )
     folder = checkpoint.folder
     return Source(files, checkpoint.index_name, folder.repo, folder.revision, planned.dropped)
 
 
-class _FileTiles:
-    """The hashes of what lies in one file, by where it begins."""
-
-    def __init__(self) -> None:
-        self._offsets = array("Q")
-        self._ends = array("Q")
-        self._hashes = bytearray()
-
-    def add(self, offset: int, tiles: Iterable[str]) -> None:
-        """Add the hashes of what begins at an offset."""
-        self._hashes += bytes.fromhex("".join(tiles))
-        self._offsets.append(offset)
-        self._ends.append(len(self._hashes))
-
-    def in_order(self) -> str:
-        """Return all hashes in the order of the file's bytes."""
-        if array("Q", sorted(self._offsets)) == self._offsets:
-            return self._hashes.hex()
-        order = sorted(range(len(self._offsets)), key=self._offsets.__getitem__)
-        begins = (0, *self._ends)
-        return "".join(self._hashes[begins[at] : begins[at + 1]].hex() for at in order)
-
-
-def _build_stored(tensors: Mapping[str, StoredTensor], tiles: str, dropped: Collection[str]) -> SourceTensors:
+def _build_stored(tensors: StoredTensors, tiles: str, dropped: Collection[str]) -> SourceTensors:
     """Return the tensors of a source file, in the order of its bytes."""
-    rows = sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end))
-    types = Numbers[tuple[str, tuple[int, ...]]]()
-    kinds = [types[stored.dtype, stored.shape] for _, stored in rows]
-    return SourceTensors([name for name, _ in rows], list(types), kinds, tiles, dropped)
+    names, types = tensors.names, tensors.types
+    if any([*column] != sorted(column) for column in (tensors.begins, tensors.ends)):
+        spans = [*zip(tensors.begins, tensors.ends, strict=True)]
+        order = sorted(range(len(spans)), key=spans.__getitem__)
+        names, types = [names[at] for at in order], [types[at] for at in order]
+    numbers = Numbers[Type]()
+    known = {key: numbers[kind] for key, kind in {id(kind): kind for kind in types}.items()}
+    return SourceTensors(names, list(numbers), [*map(known.__getitem__, map(id, types))], tiles, dropped)

@@ -14,7 +14,8 @@ from manifests.natural import alike
 from manifests.styles import Style, resolve_style
 from reshard.degrees import Demand, Wanted, World
 from reshard.plans import InputBinding, Matcher, Plan, expand_conditions, modules_of
-from reshard.uneven import Shares, fit
+from reshard.shares import Shares
+from reshard.uneven import fit
 from reshard.wishes import Wishes
 
 Entry = TypeVar("Entry")
@@ -110,18 +111,30 @@ class Surroundings:
         completed = dict(modules)
         for name, entry in modules.items():
             mesh = entry.mesh
-            if entry.before in ("rms_norm", "group_rms_norm", "cut_buffers") and "@" in entry.axis:
+            if entry.before in ("rms_norm", "group_rms_norm", "layer_norm", "cut_buffers") and "@" in entry.axis:
                 heads = name if entry.before == "cut_buffers" else name.rpartition(".")[0]
                 mesh = meshes.get(heads, (("kv", 1), ("rep", 1)))
             axis = entry.axis
             if name in self._axes:
                 fitted = self._axes[name].fitted(mesh or self._world.plain_mesh, self._world.uneven)
                 axis = _text(fitted.axis)
-                if entry.before == "group_rms_norm" and dict(mesh).get("rep", 1) > 1 and fitted.shorter:
-                    raise PlanError(f"{self._plan.label}: {name}: a norm of groups, {axis}, cannot be divided unevenly")
+                self._check_norm(name, entry, fitted, dict(mesh))
             if (mesh, axis) != (entry.mesh, entry.axis):
                 completed[name] = msgspec.structs.replace(entry, mesh=mesh, axis=axis)
         return completed
+
+    def _check_norm(self, name: str, entry: Module, fitted: Wanted, mesh: Mapping[str, int]) -> None:
+        """Refuse norms that take the ranks' parts for equal."""
+        groups = fitted.axis.segments[0].factors[0]
+        if entry.before == "group_rms_norm" and groups.size % mesh.get(groups.on, 1) and not groups.padded:
+            raise PlanError(
+                f"{self._plan.label}: {name}: norms {fitted.axis} by groups, of which all ranks must have as many; "
+                "--uneven pad would do"
+            )
+        if entry.before == "layer_norm" and fitted.shorter:
+            raise PlanError(
+                f"{self._plan.label}: {name}: a layer norm over {fitted.axis}, of which all ranks must have as much"
+            )
 
     def attributes(self, meshes: Mapping[str, Mesh], shares: Mapping[str, Shares]) -> dict[str, dict[str, PerRank]]:
         """Return what to set on modules.
@@ -170,7 +183,7 @@ class Surroundings:
         Of one rank it is all, and so it is of heads that the plan leaves whole.
         """
         completed = dict(modules)
-        if self._world.size == 1:
+        if self._world.size == 1 or not self._plan.inputs:
             return completed
         for module, bindings in self._fitting(self._plan.inputs):
             own = completed.get(module, Module("replicate"))
@@ -208,6 +221,11 @@ class Surroundings:
             return evaluate(formula, lambda name: mesh[name] if name in mesh else sizes(name))
         except PlanError as error:
             raise PlanError(f"{self._plan.label}: attributes of {module}: {error}") from error
+
+
+def joins_unknown(module: Module) -> bool:
+    """Tell whether a step joins what the ranks have, and no axis says how much that is."""
+    return module.before == "gather_input" or (module.after == "all_gather" and not module.axis)
 
 
 @lru_cache(maxsize=4096)

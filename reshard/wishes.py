@@ -3,10 +3,11 @@
 One rule decides for all tensors of a module, so a bias is always cut by the blocks of its weight.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from math import lcm
 from types import NotImplementedType
 
+from manifests.columns import Numbers
 from manifests.dtypes import atom
 from manifests.errors import PlanError
 from manifests.layout import Axis, Factor, Segment
@@ -20,7 +21,7 @@ from reshard.degrees import Demand, Wanted, World
 from reshard.model import Model, RuntimeTensor
 from reshard.plans import Matcher, Plan
 from reshard.recipes.scales import SCALE
-from reshard.uneven import GRAIN, Grain
+from reshard.uneven import Grain
 
 
 class RuleFinder:
@@ -86,30 +87,40 @@ class Wishes:
         self.rules: dict[str, Rule] = {}
         self.effective: set[str] = set()
 
-    def all(self) -> Iterator[tuple[str, Demand | Placement]]:
-        """Yield every tensor with the wish to divide it, or with its placement where that is no question of numbers.
+    def all(self) -> dict[str, Demand | Placement]:
+        """Return for every tensor the wish to divide it, or its placement where that is no question of numbers.
 
         Tensors that differ in nothing but the numbers of their names are decided together: plain wishes of these are
         one object, which has the name of the first.
         """
-        decided: dict[Hashable, tuple[str, Demand | Placement, bool]] = {}
         plain = self.axes.same_in_layers
-        for name, kind in zip(self.tensors, alike(self.tensors, self.numbers()), strict=True):
-            weight = plain and name.endswith(".weight")
-            key = (kind, id(self.tensors[name])) if weight else self._kind(name, kind)
-            found = decided.get(key)
-            if found is None:
-                self.axes.looked_beside = False
-                wish = self._of(name)
-                style = resolve_style(self.rules[name].style) if name in self.rules else None
-                if not self.axes.looked_beside and not (style and style.own):
-                    decided[key] = name, wish, not isinstance(wish, Demand) or wish.is_plain
-                yield name, wish
-                continue
-            first, wish, shared = found
-            if first in self.rules:
-                self.rules[name] = self.rules[first]
-            yield name, wish if shared or not isinstance(wish, Demand) else wish.renamed(name)
+        kinds = zip(self.tensors, self.tensors.values(), alike(self.tensors, self.numbers()), strict=True)
+        numbers = Numbers[Hashable]()
+        together = [
+            numbers[(kind, id(tensor)) if plain and name.endswith(".weight") else self._kind(name, kind)]
+            for name, tensor, kind in kinds
+        ]
+        first = dict(zip(reversed(together), reversed(self.tensors), strict=True))
+        decided = [self._decide(first[number]) for number in range(len(numbers))]
+        rules = [self.rules.get(first[number]) for number in range(len(numbers))]
+        self.rules.update(
+            (name, rule) for name, number in zip(self.tensors, together, strict=True) if (rule := rules[number])
+        )
+        own = {number for number, (wish, alone) in enumerate(decided) if alone or not _is_shared(wish)}
+        wishes: dict[str, Demand | Placement] = {}
+        for name, number in zip(self.tensors, together, strict=True):
+            wish, alone = decided[number]
+            if number in own and name != first[number]:
+                wish = self._decide(name)[0] if alone or not isinstance(wish, Demand) else wish.renamed(name)
+            wishes[name] = wish
+        return wishes
+
+    def _decide(self, name: str) -> tuple[Demand | Placement, bool]:
+        """Return the wish for a tensor, and whether tensors of its kind may have other ones."""
+        self.axes.looked_beside = False
+        wish = self._of(name)
+        style = resolve_style(self.rules[name].style) if name in self.rules else None
+        return wish, self.axes.looked_beside or bool(style and style.own)
 
     def numbers(self) -> set[str]:
         """Return the numbers in names that matter to rules, axes or sizes, as texts."""
@@ -200,10 +211,12 @@ class Wishes:
         if unit is None:
             return None
         if self._is_vocabulary(style, module, size):
-            return Wanted(dim, axis, unit, shorter=True, grain=Grain(1))
+            return Wanted(dim, axis, unit, shorter=True)
         # The grouped matrix products of experts want rows of 16 bytes.
         needed = max(1, 16 // atom(defining.dtype)[1]) if direct and len(defining.shape) > 2 else 1
-        return Wanted(dim, axis, unit, grain=Grain(lcm(GRAIN, *self._model.scale_blocks), needed))
+        grain = Grain(lcm(*self._model.scale_blocks), needed)
+        known = not self._world.uneven or self.axes.is_known(rule, style, name if direct else module)
+        return Wanted(dim, axis, unit, grain=grain, summed=style.cuts == "in", plain=not known)
 
     def _is_vocabulary(self, style: Style, module: str, size: int) -> bool:
         """Tell whether a dimension is the vocabulary, whose parts the steps take at any length: it may be odd."""
@@ -227,6 +240,11 @@ class Wishes:
         if size == 1:
             return None
         raise PlanError(f"{self._plan.label}: {name}: dim {dim} has {size} entries, the axis of its module {axis.size}")
+
+
+def _is_shared(wish: Demand | Placement) -> bool:
+    """Tell whether a wish is the same for all tensors of its kind."""
+    return not isinstance(wish, Demand) or wish.is_plain
 
 
 def _dim(rule: Rule, style: Style, tensor: RuntimeTensor, name: str) -> int:

@@ -103,35 +103,28 @@ OWN = [Case(name.partition("Transformer")[0].lower(), name) for name in OWN_CONF
 CASES = [*PLAIN, *OTHER, *OWN]
 
 
-LATTE = Case("latte", "LatteTransformer3DModel")
+FILM = Case("film", "T5FilmDecoder")
 """A class without a plan, whose attentions count their heads."""
 
-CONFIGS[LATTE.architecture] = {
-    **HEADS,
-    "in_channels": 4,
-    "out_channels": 8,
+CONFIGS[FILM.architecture] = {
+    "input_dims": 6,
+    "targets_length": 10,
+    "d_model": 32,
     "num_layers": 2,
-    "sample_size": 8,
-    "patch_size": 2,
-    "cross_attention_dim": 64,
-    "caption_channels": 32,
-    "video_length": 2,
-    "activation_fn": "gelu-approximate",
-    "norm_type": "ada_norm_single",
-    "num_embeds_ada_norm": 8,
+    "num_heads": 4,
+    "d_kv": 16,
+    "d_ff": 48,
 }
-LATTE_PLAN = {
+FILM_PLAN = {
     "plan": {
-        **{
-            f"*.*.{attention}.{name}": "colwise"
-            for attention in ("attn1", "attn2")
-            for name in ("to_q", "to_k", "to_v")
-        },
-        **{f"*.*.{attention}.to_out.0": "rowwise" for attention in ("attn1", "attn2")},
-        "*.*.ff.net.0.proj": "colwise",
-        "*.*.ff.net.2": "rowwise",
+        **{f"decoders.*.layer.*.attention.{name}": "colwise" for name in ("to_q", "to_k", "to_v")},
+        "decoders.*.layer.*.attention.to_out.0": "rowwise",
+        "decoders.*.layer.*.DenseReluDense.wi_0": "colwise",
+        "decoders.*.layer.*.DenseReluDense.wi_1": "colwise",
+        "decoders.*.layer.*.DenseReluDense.wo": "rowwise",
     },
-    "attributes": {f"*.*.{attention}": {"heads": "H / tp"} for attention in ("attn1", "attn2")},
+    "sizes": {"hd": "d_kv"},
+    "attributes": {"decoders.*.layer.*.attention": {"heads": "H / tp"}},
 }
 
 
@@ -190,11 +183,11 @@ def qwenimage21_inputs(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def latte_inputs(_: dict[str, Any]) -> dict[str, Any]:
+def film_inputs(_: dict[str, Any]) -> dict[str, Any]:
     return {
-        "hidden_states": random_tensors(2, 4, 2, 8, 8),
-        "encoder_hidden_states": random_tensors(2, 8, 32),
-        "timestep": torch.tensor([3, 3]),
+        "encodings_and_masks": [(random_tensors(2, 5, 32), torch.ones(2, 5))],
+        "decoder_input_tokens": random_tensors(2, 10, 6),
+        "decoder_noise_time": torch.tensor([0.3, 0.5]),
     }
 
 
@@ -203,7 +196,7 @@ INPUTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "Flux2Transformer2DModel": flux2_inputs,
     "QwenImageTransformer2DModel": qwenimage_inputs,
     "QwenImage21Transformer2DModel": qwenimage21_inputs,
-    "LatteTransformer3DModel": latte_inputs,
+    "T5FilmDecoder": film_inputs,
     **OWN_INPUTS,
 }
 
@@ -220,7 +213,8 @@ def outputs(model: Any, case: Case) -> dict[str, torch.Tensor]:
             cache = cache or {"kv_cache": QwenImage21KVCache(CONFIGS[case.architecture]["num_layers"])}
             arguments |= cache | {"kv_cache_mode": mode}
         with torch.inference_mode():
-            found[str(number)] = model(**arguments, return_dict=False)[0].contiguous()
+            output = model(**arguments) if case is FILM else model(**arguments, return_dict=False)[0]
+        found[str(number)] = output.contiguous()
     return found
 
 
@@ -383,8 +377,9 @@ def run_from_fused(case: Case, folder: Path, ranks: Ranks) -> Outcome:
 
 def run_own_plan(_: Case, folder: Path, ranks: Ranks) -> Outcome:
     """Run a class that the catalogue does not know, split by a plan of one's own."""
-    model = load(LATTE, folder, ranks)
-    return {**difference(outputs(model, LATTE), folder, LATTE), "heads": model.transformer_blocks[1].attn1.heads}
+    model = load(FILM, folder, ranks)
+    heads = [model.decoders[1].layer[at].attention.heads for at in (0, 1)]
+    return {**difference(outputs(model, FILM), folder, FILM), "heads": heads}
 
 
 def run_layerwise(case: Case, folder: Path, ranks: Ranks) -> Outcome:

@@ -365,6 +365,33 @@ CASES = (
         compiles=True,
     ),
     Case(
+        "colwise_gather_input",
+        lambda: chain(up=nn.Linear(6, 8), act=nn.ReLU(), across=nn.Linear(8, 4), down=nn.Linear(4, 5)),
+        {"up": "colwise", "across": "colwise_gather_input", "down": "rowwise"},
+        (call(numbers(2, 3, 6)), call(numbers(6))),
+        compiles=True,
+    ),
+    Case(
+        "features of convolutions",
+        lambda: chain(up=nn.Conv1d(6, 8, 3), act=nn.ReLU(), down=nn.Conv1d(8, 5, 3)),
+        {
+            "up": {"style": "colwise_gather_output", "dim": 0},
+            "down": {"style": "rowwise_split_input", "dim": 1},
+        },
+        (call(numbers(2, 6, 7)), call(numbers(6, 7))),
+        compiles=True,
+    ),
+    Case(
+        "features of convolutions, joined before one",
+        lambda: chain(up=nn.Conv2d(6, 8, 3), across=nn.Conv2d(8, 4, 1), down=nn.Conv2d(4, 5, 1)),
+        {
+            "up": {"style": "colwise", "dim": 0},
+            "across": {"style": "colwise_gather_input", "dim": 0},
+            "down": {"style": "rowwise", "dim": 1},
+        },
+        (call(numbers(2, 6, 4, 5)),),
+    ),
+    Case(
         "colwise_rep and rowwise_rep",
         lambda: chain(up=nn.Linear(6, 8), act=nn.ReLU(), down=nn.Linear(8, 5)),
         {"up": "colwise_rep", "down": "rowwise_rep"},
@@ -410,6 +437,31 @@ CASES = (
         {"block.up": "colwise", "block.norm": "l2_norm", "block.down": "rowwise"},
         (call(numbers(2, 3, 6)),),
         compiles=True,
+        exact=False,
+    ),
+    Case(
+        "rowwise_once",
+        lambda: chain(block=chain(up=nn.Linear(6, 8), down=nn.Linear(8, 5))),
+        {
+            "block.up": {"style": "colwise", "layout": "(1@kv, 8)"},
+            "block.down": {"style": "rowwise_once", "layout": "(1@kv, 8)"},
+        },
+        (call(numbers(2, 3, 6)),),
+        compiles=True,
+    ),
+    Case(
+        "layer_norm",
+        lambda: chain(up=nn.Linear(6, 8), norm=nn.LayerNorm(8, eps=0.5), down=nn.Linear(8, 5)),
+        {"up": "colwise", "norm": "layer_norm", "down": "rowwise"},
+        (call(numbers(2, 3, 6)), call(numbers(6)), call(numbers(0, 6))),
+        compiles=True,
+        exact=False,
+    ),
+    Case(
+        "layer_norm without a bias",
+        lambda: chain(up=nn.Linear(6, 8), norm=nn.LayerNorm(8, bias=False), down=nn.Linear(8, 5)),
+        {"up": "colwise", "norm": "layer_norm", "down": "rowwise"},
+        (call(numbers(2, 3, 6)),),
         exact=False,
     ),
     Case(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from reshard.catalogue import (
     ours,
     own_plans,
 )
+from reshard.catalogue.tables import FOLDER, Entries
 from reshard.recipes.recipe import runtime_tensors
 from reshard.sizes import Sizes, scoped_sizes
 from reshard.ties import is_tied
@@ -316,3 +318,43 @@ def test_the_file_is_as_it_is_written() -> None:
     assert dump(json.loads(text)) + "\n" == text
     assert len(text) < 1_500_000
     assert {*ours()["types"]} <= {*exported()["types"]}
+
+
+def test_an_entry_is_decoded_when_it_is_first_asked_for() -> None:
+    decoded: list[str] = []
+
+    def decode(name: str) -> dict[str, int]:
+        decoded.append(name)
+        return {"length": len(name)}
+
+    entries = Entries(("bert", "llama", "bert"), decode)
+    assert ([*entries], len(entries), "llama" in entries, "t5" in entries) == (["bert", "llama"], 2, True, False)
+    assert decoded == []
+    assert (entries["llama"], entries.get("llama"), entries.get("t5")) == ({"length": 5}, {"length": 5}, None)
+    with pytest.raises(KeyError, match="t5"):
+        entries["t5"]
+    assert decoded == ["llama"]
+
+
+def test_our_tables_are_what_the_files_say() -> None:
+    """The files are taken apart at the headers of tables; tomllib reads them whole."""
+    whole: dict[str, dict[str, Any]] = {}
+    for path in sorted((FOLDER / "ours").iterdir()):
+        for kind, tables in tomllib.loads(path.read_text("utf-8")).items():
+            whole.setdefault(kind, {}).update(tables)
+    parts = whole.pop("parts")
+    found = ours()
+    assert found.keys() == whole.keys() == {"attributes", "bindings", "class_bindings", "classes", "sizes", "types"}
+    for kind in ("types", "classes"):
+        stored = whole.pop(kind)
+        assert [*found[kind]] == [*stored]
+        alone = {name: tables for name, tables in stored.items() if "like" not in tables}
+        assert alone == {name: found[kind][name] for name in alone}
+    assert whole == {kind: found[kind] for kind in whole}
+    # Rules of a part, then the type's own; a type's tables, and for those that it lacks another's.
+    assert found["types"]["deepseek_v3"] == parts["latent_attention"]
+    assert found["types"]["deepseek_v3"] is found["types"]["deepseek_v3"]
+
+
+def test_the_exported_types_are_what_the_file_says() -> None:
+    assert json.loads(OUT.read_text("utf-8")) == {**exported(), "types": dict(exported()["types"])}

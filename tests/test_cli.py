@@ -17,6 +17,7 @@ from manifests.errors import DamageError, DegreeError
 from reshard import lines
 from reshard.catalogue import PLAN_SOURCES, model_types
 from reshard.catalogue.diffusers import class_names
+from reshard.catalogue.tables import FOLDER
 from reshard.cli import main
 from reshard.options import LAYOUTS
 
@@ -560,6 +561,22 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
         "safetensors",
         "transformers",
     }
+
+
+def test_a_plan_is_made_without_what_moves_bytes_and_from_the_tables_of_its_type(model):
+    code = """
+import sys, tomllib
+load, loaded = tomllib.loads, []
+tomllib.loads = lambda text: loaded.append(len(text)) or load(text)
+from reshard.cli import main
+main(["tiny", "--tp", "2", "--dry-run"], standalone_mode=False)
+print(sum(loaded), *sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    nbytes, *modules = done.stdout.splitlines()[-1].split()
+    assert not {*modules} & {"numpy", "torch", "huggingface_hub", "tqdm", "concurrent", "shutil", "hashlib"}
+    stored = sum(path.stat().st_size for path in (FOLDER / "ours").iterdir())
+    assert 0 < int(nbytes) < stored / 10
 
 
 def test_the_module_and_the_script(model):

@@ -21,12 +21,14 @@ from reshard import plan, split
 from reshard.catalogue import built_in_plan, find_architecture
 from reshard.catalogue.diffusers import class_names
 from reshard.sizes import Sizes
+from tests.diffusers_image import CONFIGS as IMAGE_CONFIGS
+from tests.diffusers_video import CASES as VIDEO_CASES
 from tests.diffusers_worker import (
     CASES,
     CONFIGS,
     DEGREES,
-    LATTE,
-    LATTE_PLAN,
+    FILM,
+    FILM_PLAN,
     OWN,
     PLAIN,
     WORLD_SIZE,
@@ -65,12 +67,12 @@ def build(case: Case) -> Any:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with every case's model, expected outputs and splits; and a model saved after it was fused."""
     folder = tmp_path_factory.mktemp("diffusers")
-    for case in (*CASES, LATTE):
+    for case in (*CASES, FILM):
         model = build(case)
         model.save_pretrained(folder / case.name)
         save_file(outputs(model, case), folder / f"{case.name}-expected.safetensors")
         for degree in DEGREES:
-            given = LATTE_PLAN if case is LATTE else None
+            given = FILM_PLAN if case is FILM else None
             split(folder / case.name, folder / f"{case.name}-tp{degree}", tp=degree, plan=given)
     fused = build(FLUX)
     fused.fuse_qkv_projections()
@@ -150,7 +152,7 @@ def test_projections_fused_before_the_split_are_not_used(outcomes: Outcomes, fol
 
 def test_a_class_without_a_plan_by_a_plan_of_ones_own(outcomes: Outcomes):
     check_outputs(outcomes["own plan"])
-    assert [outcome["heads"] for outcome in outcomes["own plan"]] == [2, 2]
+    assert [outcome["heads"] for outcome in outcomes["own plan"]] == [[2, 2]] * 2
 
 
 def test_weights_stored_in_fewer_bits(outcomes: Outcomes):
@@ -226,7 +228,8 @@ def test_blocks_are_those_of_the_class(architecture: str, config: dict[str, Any]
 
 
 def test_every_class_with_a_plan_is_known():
-    assert set(class_names()) == {case.architecture for case in (*PLAIN, *OWN)}
+    image = {name.partition("@")[0] for name in IMAGE_CONFIGS}
+    assert set(class_names()) == {case.architecture for case in (*PLAIN, *OWN, *VIDEO_CASES)} | image
 
 
 def test_a_subfolder_of_a_pipeline(folder: Path, tmp_path: Path):
@@ -350,10 +353,10 @@ def test_a_plan_of_ours_leaves_no_matrix_of_a_block_whole_but_modulations(folder
 
 
 def test_a_class_without_a_plan(folder: Path, tmp_path: Path):
-    save(tmp_path / "model", load_weights(folder / "flux"), {"_class_name": LATTE.architecture})
+    save(tmp_path / "model", load_weights(folder / "flux"), {"_class_name": FILM.architecture})
     with pytest.raises(PlanError) as caught:
         plan(tmp_path / "model", tp=2)
-    assert LATTE.architecture in str(caught.value)
+    assert FILM.architecture in str(caught.value)
     assert all(name in str(caught.value) for name in class_names())
 
 

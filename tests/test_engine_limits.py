@@ -246,7 +246,9 @@ def test_limits_stay_within_their_budget() -> None:
 
 
 @pytest.mark.parametrize("item", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (64, 64), (130, 33), (33, 130), (600, 257)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (7, 5), (64, 64), (130, 33), (33, 130), (600, 257), (40_000, 19), (19, 40_000)]
+)
 def test_a_transpose_by_panels_is_a_transpose(item: int, shape: Sequence[int]) -> None:
     rows, columns = shape
     rng = np.random.default_rng(0)
@@ -260,6 +262,18 @@ def test_a_transpose_by_panels_is_a_transpose(item: int, shape: Sequence[int]) -
         made = target[pad * item :].reshape(columns, height, item)
         assert np.array_equal(made[:, :rows], taken.transpose(1, 0, 2))
         assert not made[:, rows:].any()
+
+
+@pytest.mark.parametrize("item", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("shape", [(3, 300, 200), (70, 90, 9), (300, 5, 6)])
+def test_a_transpose_of_each_of_several(item: int, shape: tuple[int, int, int]) -> None:
+    count, rows, columns = shape
+    source = np.random.default_rng(0).integers(0, 256, count * rows * columns * item, dtype=np.uint8)
+    target = np.zeros_like(source)
+    loops = (Loop(count, rows * columns, rows * columns), Loop(rows, columns, 1), Loop(columns, 1, rows))
+    copy_strided(source, target, Copy(0, 0, loops), item)
+    made = target.reshape(count, columns, rows, item)
+    assert np.array_equal(made, source.reshape(*shape, item).transpose(0, 2, 1, 3))
 
 
 def test_a_failure_ends_workers_that_wait_for_each_other(tmp_path: Path) -> None:

@@ -670,6 +670,29 @@ def test_a_layout_may_be_given_by_the_size_of_a_sibling(tmp_path: Path) -> None:
         assert mine["attn.k.weight"][2] == raw(k.chunk(2)[rank // 2])
 
 
+def test_a_layout_may_be_given_by_a_size_further_out(tmp_path: Path) -> None:
+    """One block of rows or two, by the columns of what comes after it; the innermost of its name counts."""
+    gated, plain = count(16, 5), count(8, 5, start=100)
+    tensors = {
+        "a.ff.net.0.proj.weight": gated,
+        "a.ff.net.2.weight": count(5, 8),
+        "b.ff.net.0.proj.weight": plain,
+        "b.ff.net.2.weight": count(5, 8),
+        "net.2.weight": count(5, 4),
+        "c.up.weight": gated.clone(),
+        "down.weight": count(5, 8),
+    }
+    rule = {"style": "colwise", "layout": "(proj.out / net.2.in, net.2.in*)"}
+    outmost = {"style": "colwise", "layout": "(up.out / down.in, down.in*)"}
+    rules = {"*.ff.net.0.proj": rule, "*.ff.net.2": "rowwise", "c.up": outmost}
+    split(save(tmp_path / "m", tensors), tmp_path / "out", tp=2, plan=rules)
+    for rank in range(2):
+        mine = of_rank(tmp_path / "out", rank, 2)
+        assert mine["a.ff.net.0.proj.weight"][2] == raw(torch.cat([half.chunk(2)[rank] for half in gated.chunk(2)]))
+        assert mine["b.ff.net.0.proj.weight"][2] == raw(plain.chunk(2)[rank])
+        assert mine["c.up.weight"][2] == mine["a.ff.net.0.proj.weight"][2]
+
+
 def test_a_vocabulary_may_be_odd(tmp_path: Path) -> None:
     """Its steps take parts of any length; other dimensions must divide, and no rank is left without rows."""
     embed, head = count(7, 4), count(7, 4, start=100)

@@ -210,7 +210,7 @@ def test_permissions_follow_the_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         with staged(tmp_path / "deep" / "out", force=False) as made:
-            create_sized(made.content / "sized", b"head", 10)
+            create_sized(made.content / "sized", [b"he", b"ad"], 10)
             write_synced(made.content / "manifest.json", b"x")
     finally:
         os.umask(before)
@@ -331,13 +331,13 @@ def test_files_and_names_are_on_disk_before_the_folder_appears(tmp_path: Path, m
 
 
 def test_files_are_made_anew_with_their_size(tmp_path: Path) -> None:
-    create_sized(tmp_path / "a", b"head", 10)
+    create_sized(tmp_path / "a", [b"he", b"ad"], 10)
     assert (tmp_path / "a").read_bytes() == b"head".ljust(10, b"\0")
     with pytest.raises(FileExistsError):
-        create_sized(tmp_path / "a", b"head", 10)
-    assert is_sized(tmp_path / "a", b"head", 10)
-    assert not is_sized(tmp_path / "a", b"haed", 10)
-    assert not is_sized(tmp_path / "a", b"head", 11)
-    assert not is_sized(tmp_path / "b", b"head", 10)
+        create_sized(tmp_path / "a", [b"he", b"ad"], 10)
+    assert is_sized(tmp_path / "a", [b"he", b"ad"], 10)
+    assert not is_sized(tmp_path / "a", [b"ha", b"ed"], 10)
+    assert not is_sized(tmp_path / "a", [b"he", b"ad"], 11)
+    assert not is_sized(tmp_path / "b", [b"he", b"ad"], 10)
     with pytest.raises(FileExistsError):
         write_synced(tmp_path / "a", b"x")

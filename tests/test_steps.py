@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+from loader.steps import Sequence, Site, make_step
+from manifests.errors import LoadError
+from manifests.manifest import Module
 from manifests.styles import STYLES
 from reshard import split
 from tests.checkpoints import save
@@ -69,6 +73,12 @@ def test_every_step_of_the_table_has_a_case():
         style.name for style in STYLES.values() if style.cuts or style.before or style.after or style.bias != "whole"
     }
     assert {name for name in used if name in STYLES} == table
+
+
+def test_another_layer_norm_than_torchs():
+    site = Site(nn.GroupNorm(2, 8), Module("layer_norm", "layer_norm"), None, Sequence())
+    with pytest.raises(LoadError, match="GroupNorm: is not torch's LayerNorm"):
+        make_step("layer_norm", site)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

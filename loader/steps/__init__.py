@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 from loader.steps.arguments import take_inputs
 from loader.steps.buffers import cut_buffers
-from loader.steps.features import all_gather, all_reduce, divide_input, slice_input
+from loader.steps.features import all_gather, all_reduce, divide_input, gather_input, slice_input
 from loader.steps.ids import mask_ids
-from loader.steps.norms import group_rms_norm, l2_norm, rms_norm
+from loader.steps.norms import group_rms_norm, l2_norm, layer_norm, rms_norm
 from loader.steps.parts import gather_sequence, reduce_scatter_sequence, scatter_sequence
 from loader.steps.routes import route_local
 from loader.steps.site import Site, Step
@@ -19,6 +19,7 @@ from manifests.errors import LoadError
 STEPS: Mapping[str, Callable[[Site], Step]] = {
     "take_inputs": take_inputs,
     "slice_input": slice_input,
+    "gather_input": gather_input,
     "divide_input": divide_input,
     "mask_ids": mask_ids,
     "route_local": route_local,
@@ -26,6 +27,7 @@ STEPS: Mapping[str, Callable[[Site], Step]] = {
     "rms_norm": rms_norm,
     "group_rms_norm": group_rms_norm,
     "l2_norm": l2_norm,
+    "layer_norm": layer_norm,
     "cut_buffers": cut_buffers,
     "all_reduce": all_reduce,
     "all_gather": all_gather,

@@ -46,7 +46,8 @@ class _Part:
         axis = bound_axis(entry.axis)
         self._runs, self._numel = running_part(axis, entry.mesh, dist.get_rank(site.group))
         self._entry, self._label, self._size = entry, site.label, axis.size
-        self._mine = torch.cat([torch.arange(src, src + length) for src, _, length in expand(self._runs)])
+        chosen = (torch.arange(src, src + length) for src, _, length in expand(self._runs))
+        self._mine = torch.cat([torch.arange(0), *chosen])
 
     def of(self, value: torch.Tensor) -> torch.Tensor:
         """Return the rank's part of every repetition of the axis; what has one entry for all heads stays whole.

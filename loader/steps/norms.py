@@ -1,7 +1,8 @@
-"""Steps on norms of features of which a rank has some: the squares of all ranks' features count.
+"""Steps on norms of features of which a rank has some: the features of all ranks count.
 
-The module's own forward runs on the rank's features, and its output is scaled from the rank's norm to that of all. The
-collective carries one number for every token and group, where joining the ranks would carry the features.
+The module's own forward runs on the rank's features. The output of an RMS norm is then scaled from the rank's norm to
+that of all, that of a layer norm is computed anew. The collective carries one or two numbers for every token and group,
+where joining the ranks would carry the features.
 """
 
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import silu
 
-from loader.steps.collectives import collectable, summed
+from loader.steps.collectives import collectable, gathered, summed
 from loader.steps.inputs import InputNames
 from loader.steps.site import Inputs, Site, Step
 from manifests.errors import LoadError
@@ -26,7 +27,8 @@ def rms_norm(site: Site) -> Step:
     Raises:
         LoadError: The norm adds a bias, or has no epsilon of a known name.
     """
-    return _NormOverRanks(site).step()
+    # What all ranks have, each copy counted, as in the sum.
+    return _NormOverRanks(site, sum(map(site.owned_numel, range(site.world_size)))).step()
 
 
 def l2_norm(site: Site) -> Step:
@@ -35,7 +37,7 @@ def l2_norm(site: Site) -> Step:
     Raises:
         LoadError: As of `rms_norm`.
     """
-    return _NormOverRanks(site, mean=False).step()
+    return _NormOverRanks(site).step()
 
 
 def group_rms_norm(site: Site) -> Step:
@@ -49,9 +51,43 @@ def group_rms_norm(site: Site) -> Step:
     mesh = dict(site.mesh)
     if mesh.get("rep", 1) == 1:
         return Step()
-    return _NormOverRanks(
-        site, groups=bound_axis(site.entry.axis).segments[0].factors[0].size // mesh["kv"], places=mesh["kv"]
-    ).step()
+    axis, kv = bound_axis(site.entry.axis), mesh["kv"]
+    groups = axis.segments[0].factors[0].size
+    return _NormOverRanks(site, axis.size // groups, groups=-(-groups // kv), places=kv).step()
+
+
+def layer_norm(site: Site) -> Step:
+    """Return the step of a layer norm over the features of all ranks.
+
+    Raises:
+        LoadError: The norm is not torch's own.
+    """
+    module, group = site.module, site.group
+    if type(module) is not nn.LayerNorm:
+        raise LoadError(f"{site.label}: is not torch's LayerNorm, the only one that can be divided")
+    world_size = site.world_size
+    inputs = InputNames(module)
+    kept: list[torch.Tensor] = []
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+        states = inputs.get(0, args, kwargs).float()
+        # The copies of a part are as many as those of every other, so they change no mean.
+        own = torch.stack(torch.var_mean(states, -1, correction=0))
+        squares, means = gathered(own.unsqueeze(0), 0, world_size, group).unbind(1)
+        mean = means.mean(0)
+        variance = (squares + (means - mean).square()).mean(0)
+        kept[:] = [(states - mean.unsqueeze(-1)) * (variance + module.eps).rsqrt().unsqueeze(-1)]
+        return args, kwargs
+
+    def after(_: nn.Module, __: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        if not kept:
+            raise LoadError(f"{site.label}: its output came without its inputs")
+        normed = kept.pop() * module.weight.float()
+        if module.bias is not None:
+            normed = normed + module.bias.float()
+        return normed.to(collectable(module, output).dtype)
+
+    return Step(before, after, {"normalized_shape": (site.owned_numel(),)})
 
 
 class _NormOverRanks:
@@ -60,7 +96,15 @@ class _NormOverRanks:
     Groups of different ranks are summed in one collective, each in a place of its own.
     """
 
-    def __init__(self, site: Site, *, mean: bool = True, groups: int = 1, places: int = 1) -> None:
+    def __init__(self, site: Site, numel: int = 0, *, groups: int = 1, places: int = 1) -> None:
+        """Prepare.
+
+        Args:
+            site: Where the norm is.
+            numel: Of how many features all ranks sum up the squares; 0 if it is their sum that counts.
+            groups: That a rank has.
+            places: Of ranks that have other groups.
+        """
         module = site.module
         if getattr(module, "bias", None) is not None:
             raise LoadError(f"{site.label}: adds a bias, which its split cannot scale")
@@ -72,11 +116,8 @@ class _NormOverRanks:
         # Where the gate is multiplied before the norm, it is a part of what is squared.
         gated = "gate" in self._inputs and not getattr(module, "norm_before_gate", False)
         self._gate = self._inputs.index("gate") if gated else None
-        self._mean, self._groups, self._places = mean, groups, places
-        self._copies = site.world_size // places
-        # What all ranks have, each copy counted, as in the sum; of a group all have as much.
-        self._numel = sum(map(site.owned_numel, range(site.world_size))) if mean and places == 1 else 0
-        self._place = site.rank // self._copies
+        self._numel, self._groups, self._places = numel, groups, places
+        self._place = site.rank // (site.world_size // places)
         self._ratio: torch.Tensor | None = None
         # torch's own norm knows how many features it gets.
         sized = hasattr(module, "normalized_shape")
@@ -94,8 +135,8 @@ class _NormOverRanks:
         every = own.new_zeros((self._places, *own.shape))
         every[self._place] = own
         whole = summed(every, self._group)[self._place]
-        if self._mean:
-            own, whole = own / numel, whole / (self._numel or numel * self._copies)
+        if self._numel:
+            own, whole = own / numel, whole / self._numel
         self._ratio = ((own + self._epsilon) / (whole + self._epsilon)).sqrt().unsqueeze(-1)
         return args, kwargs
 

@@ -1,6 +1,6 @@
 """Removing from a cache: by renaming to a hidden name first, so that nothing half removed ever looks finished."""
 
-import secrets
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ def remove(folder: Path, *, unless: Callable[[Path], bool] = lambda _: False) ->
         OutputError: It cannot be renamed or removed.
     """
     stem = folder.name.lstrip(".").partition(REMOVED)[0]
-    hidden = folder.with_name(f".{stem}{REMOVED}{secrets.token_hex(6)}")
+    hidden = folder.with_name(f".{stem}{REMOVED}{os.urandom(6).hex()}")
     try:
         folder.rename(hidden)
     except FileNotFoundError:

@@ -7,7 +7,6 @@ locks do not work. A dead owner's is claimed.
 
 import errno
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -115,4 +114,4 @@ def _take_away(folder: Path) -> None:
 
 
 def _beside(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}-{secrets.token_hex(6)}")
+    return folder.with_name(f"{folder.name}-{os.urandom(6).hex()}")

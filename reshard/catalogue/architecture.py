@@ -84,6 +84,8 @@ class Architecture(NamedTuple):
         kept: Parameters that a renaming would spoil, numbers as ``*``: a stored tensor of such a name stays as it is.
         float32: Patterns of parameters that stay in float32 whatever dtype is asked for; a ``*`` is anything.
         float32_for_float16: The same, of those that do so only if float16 is asked for.
+        blocks: Values of the configuration that blocks have of their own, by the module that each is.
+        variant: The configuration's values on which tables of the catalogue depend, by name.
     """
 
     model_type: str
@@ -104,3 +106,5 @@ class Architecture(NamedTuple):
     kept: tuple[str, ...] = ()
     float32: tuple[str, ...] = ()
     float32_for_float16: tuple[str, ...] = ()
+    blocks: Mapping[str, Mapping[str, Any]] = {}
+    variant: tuple[tuple[str, str], ...] = ()

@@ -3,24 +3,29 @@
 A configuration of diffusers names its class (``_class_name``) and no model type. Stored names are those of the model.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.resources import files
 from math import prod
 from typing import Any
+
+import msgspec
 
 from manifests.errors import CheckpointError, PlanError
 from manifests.expression import MAX_SIZE
 from manifests.shown import shown
 from reshard.catalogue.architecture import Architecture
 from reshard.catalogue.builtin import build_bindings
-from reshard.catalogue.tables import ours
+from reshard.catalogue.tables import FOLDER, Entries, ours
 from reshard.plans import AxisBinding, Plan, build_inputs, build_rule
 
-FUSED = {"to_qkv": ("to_q", "to_k", "to_v"), "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj")}
-"""What ``fuse_qkv_projections`` adds to an attention, beside what it was made of, which stays."""
+FUSED = {
+    "to_qkv": ("to_q", "to_k", "to_v"),
+    "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
+    "to_kv": ("to_k", "to_v"),
+    "to_added_kv": ("add_k_proj", "add_v_proj"),
+}
+"""What fusing its projections adds to an attention, beside what it was made of, which stays."""
 
 ADAPTERS = {
     r"\.lora_|\.base_layer\.": "a LoRA adapter; fuse it (`fuse_lora`, then `unload_lora`) and save the model again",
@@ -34,17 +39,15 @@ ADAPTERS = {
 @cache
 def exported() -> dict[str, Any]:
     """Return the content of ``diffusers.json``."""
-    content: dict[str, Any] = json.loads(files(__package__).joinpath("diffusers.json").read_text("utf-8"))
+    content: dict[str, Any] = msgspec.json.decode((FOLDER / "diffusers.json").read_bytes())
     return content
 
 
 @cache
-def classes() -> dict[str, Any]:
-    """Return the entry of every class that has a plan; one that is ``like`` another has its tables too."""
-    mine = ours()["classes"]
-    return {
-        name: {**mine.get(table.get("like", ""), {}), **table} for name, table in (mine | exported()["classes"]).items()
-    }
+def classes() -> Mapping[str, Any]:
+    """Return the entry of every class that has a plan."""
+    mine, theirs = ours()["classes"], exported()["classes"]
+    return Entries((*mine, *theirs), lambda name: theirs.get(name) or mine[name])
 
 
 def class_names() -> tuple[str, ...]:
@@ -68,17 +71,31 @@ def find_architecture(config: Mapping[str, Any]) -> Architecture | None:
     return Architecture(
         model_type="",
         name=name,
+        variant=tuple((key, str(config[key])) for key in entry.get("when", {}) if key in config),
         prefix="",
         base_prefix="",
         heads=(),
         ties={},
         defaults=defaults,
         aliases={},
-        ignored=tuple(rf"\.{fused}\." for fused in FUSED),
+        ignored=tuple(rf"\.{fused}\." for fused in _fused(name)),
         renames=(),
         converters=(),
         library="diffusers",
+        blocks=_blocks(config, entry.get("blocks", {}).get("lists", ())),
     )
+
+
+def _blocks(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return what the blocks of a U-Net have of configuration values that may be lists, which go down and up again."""
+    lists = {name: config[name] for name in names if isinstance(config.get(name), list)}
+    blocks: dict[str, dict[str, Any]] = {}
+    for name, values in lists.items():
+        for at, value in enumerate(values):
+            blocks.setdefault(f"down_blocks.{at}", {})[name] = value
+            blocks.setdefault(f"up_blocks.{len(values) - 1 - at}", {})[name] = value
+        blocks.setdefault("mid_block", {})[name] = values[-1] if values else None
+    return blocks
 
 
 def _whole_product(config: Mapping[str, Any], defaults: Mapping[str, Any], factors: list[str]) -> int:
@@ -102,7 +119,7 @@ def build_plan(architecture: Architecture, source: str) -> Plan:
     Raises:
         PlanError: Diffusers has none for the class.
     """
-    entry = classes()[architecture.name]
+    entry = _entry(architecture)
     if source != "reshard" and architecture.name not in exported()["classes"]:
         raise PlanError(f"{architecture.name}: diffusers has no plan for it; --plan-source reshard has one")
     label = f"the {'built-in' if source == 'reshard' else 'diffusers'} plan of {architecture.name}"
@@ -120,6 +137,15 @@ def build_plan(architecture: Architecture, source: str) -> Plan:
     )
 
 
+def _entry(architecture: Architecture) -> Mapping[str, Any]:
+    """Return a class's tables, with the lines in place that are for values of its configuration."""
+    entry: dict[str, Any] = classes()[architecture.name]
+    for key, value in architecture.variant:
+        changed = entry["when"][key].get(value, {})
+        entry = {**entry, **{name: {**entry.get(name, {}), **lines} for name, lines in changed.items()}}
+    return entry
+
+
 def _bindings(name: str, entry: Mapping[str, Any]) -> tuple[AxisBinding, ...]:
     """Return the axes of a class's modules; those that were exported say under which module each is."""
     if name in exported()["classes"]:
@@ -130,28 +156,35 @@ def _bindings(name: str, entry: Mapping[str, Any]) -> tuple[AxisBinding, ...]:
     return build_bindings({**ours()["class_bindings"], **entry.get("bindings", {})})
 
 
-def check_names(label: str, names: Iterable[str]) -> None:
+def _fused(name: str) -> dict[str, tuple[str, ...]]:
+    """Return what fusing adds to a class; those of these modules that its plan names are its own."""
+    own = {pattern.rpartition(".")[2] for pattern in classes()[name]["plan"]}
+    return {fused: made_of for fused, made_of in FUSED.items() if fused not in own}
+
+
+def check_names(label: str, name: str, names: Iterable[str]) -> None:
     """Refuse a checkpoint of a model that something was put on, or of which parts are only stored fused.
 
     The class does not use what fusing adds; it goes to the unused file.
 
     Args:
         label: The checkpoint's folder.
+        name: The class.
         names: The names of its tensors.
 
     Raises:
         CheckpointError: It holds an adapter's tensors, or fused projections without those that they were made of.
     """
-    known = set(names)
-    for name in sorted(known):
+    known, fused = set(names), _fused(name)
+    for tensor in sorted(known):
         for pattern, advice in ADAPTERS.items():
-            if re.search(pattern, name):
-                raise CheckpointError(f"{label}: {name}: belongs to {advice}")
-        parts = name.split(".")
-        for absent in FUSED.get(parts[-2], ()) if len(parts) > 1 else ():
+            if re.search(pattern, tensor):
+                raise CheckpointError(f"{label}: {tensor}: belongs to {advice}")
+        parts = tensor.split(".")
+        for absent in fused.get(parts[-2], ()) if len(parts) > 1 else ():
             unfused = ".".join([*parts[:-2], absent, parts[-1]])
             if unfused not in known:
                 raise CheckpointError(
-                    f"{label}: {name}: projections fused into one, and {unfused} is not stored beside it; "
+                    f"{label}: {tensor}: projections fused into one, and {unfused} is not stored beside it; "
                     "undo it (`unfuse_qkv_projections`) and save the model again"
                 )

@@ -30,6 +30,16 @@ class Hashes(NamedTuple):
     written: Sequence[tuple[tuple[str, ...], ...]]
 
 
+def hashes_in_files(program: Program, hashes: Hashes) -> tuple[list[str], list[str]]:
+    """Return the hashes of all that was read of every input file and written of every output file.
+
+    Those of one file are one text, in the order of the file's bytes.
+    """
+    from reshard.engine.finishing import read_in_files, written_in_files
+
+    return read_in_files(program, hashes.read), written_in_files(program, hashes.written)
+
+
 def run_program(
     program: Program,
     input_paths: Sequence[Path],

@@ -5,8 +5,9 @@ one window; the tensors in it that have one shape and one division are cut toget
 where they are equally spaced, and parts that lie beside each other are written together.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -21,169 +22,137 @@ from reshard.engine.journal import DONE, Line, Small
 from reshard.engine.machine import Machine
 from reshard.engine.pool import Scratch, Unit
 from reshard.engine.running import chain_units
-from reshard.movetable import MoveTable
-from reshard.program import Loop, Move, Program, identity_links
+from reshard.engine.small import Column, Rows, SmallHashes
+from reshard.program import Loop, Move, Program
 
 SMALL_NBYTES = 64 << 10
-_NOTHING = xxhash.xxh3_128_digest(b"")
+NOTHING = xxhash.xxh3_128_digest(b"")
 """The hash of a part that has no bytes."""
-
-
-class _Member(NamedTuple):
-    """A tensor of a window.
-
-    Attributes:
-        position: Of its move in the program.
-        begin: Where it begins in the window.
-        nbytes: Its bytes.
-        form: What tensors that are cut alike have in common.
-        targets: File and first byte of every part.
-    """
-
-    position: int
-    begin: int
-    nbytes: int
-    form: Hashable
-    targets: Sequence[tuple[int, int]]
 
 
 def program_units(machine: Machine, program: Program) -> Iterator[Unit]:
     """Yield the units of a program, in the order of its moves."""
-    windows = _Windows(machine, program.moves)
-    for positions in groups(program.moves):
-        first = positions[0]
-        if machine.marks and machine.marks.get(first) == DONE:
-            moves = [program.moves[position] for position in positions]
-            Chain(machine, moves, positions)
-            machine.finish(sum(move.nbytes for move in moves))
-        elif len(positions) == 1 and windows.takes(first):
-            yield from windows.add(first)
-        else:
-            yield from windows.flush()
-            moves = [program.moves[position] for position in positions]
-            chain = Chain(machine, moves, positions)
-            yield from chain_units(machine, chain, join_flows(moves, positions, machine.limits))
-    yield from windows.flush()
+    moves = program.moves
+    rows = Rows.of(moves)
+    batches = _Batches(machine, moves, rows)
+    chains = groups(moves)
+    at = 0
+    for first, end in [*rows.windows(batches.taken(chains), machine.limits.band), (len(moves), len(moves))]:
+        for position in range(at, first):
+            if positions := chains.get(position, [position]):
+                yield from _chain(machine, moves, positions)
+        if first < end:
+            yield partial(batches.run, first, end)
+        at = end
 
 
-class _Windows:
-    """Collects small tensors that lie beside each other."""
+def _chain(machine: Machine, moves: Sequence[Move], positions: Sequence[int]) -> Iterator[Unit]:
+    """Yield the units of moves that share inputs."""
+    own = [moves[position] for position in positions]
+    chain = Chain(machine, own, positions)
+    if chain.start == DONE:
+        machine.finish(sum(move.nbytes for move in own))
+    else:
+        yield from chain_units(machine, chain, join_flows(own, positions, machine.limits))
 
-    def __init__(self, machine: Machine, moves: Sequence[Move]) -> None:
+
+class _Cut(NamedTuple):
+    """Parts of a window that are cut.
+
+    Attributes:
+        pieces: Their bytes; nothing for those that have none.
+        hashes: The hash of each.
+    """
+
+    pieces: list[memoryview]
+    hashes: list[bytes]
+
+
+class _Batches:
+    """Runs windows: small tensors that lie beside each other."""
+
+    def __init__(self, machine: Machine, moves: Sequence[Move], rows: Rows) -> None:
         self._machine = machine
         self._moves = moves
-        self._table = moves if isinstance(moves, MoveTable) else None
+        self._rows = rows
         self._most = min(SMALL_NBYTES, machine.limits.band // 4, tiles.TILE_NBYTES)
-        self._members: list[_Member] = []
-        self._file = self._begin = self._end = 0
-        self._shares: dict[Hashable, tuple[int, tuple[Share | None, ...]]] = {}
+        self._shares: dict[int, tuple[int, tuple[Share | None, ...]]] = {}
+        machine.small = SmallHashes(rows)
 
-    def takes(self, position: int) -> bool:
-        """Tell whether a move is small and takes its input as it is."""
-        if self._table:
-            if self._table.source(position) is None:
-                return False
-            kind = self._table.kinds[self._table.order[position]]
-            return 0 < kind.nbytes <= self._most and kind.cast is None
-        move = self._moves[position]
-        if len(move.gathers) != 1 or move.cast or not all(move.shape):
-            return False
-        source, links = move.gathers[0]
-        return (
-            source.nbytes <= self._most
-            and source.item_nbytes == move.item_nbytes
-            and source.shape == move.shape
-            and all(link.src == link.dst for link in links)
-            and links == identity_links(move.shape)
-        )
+    def taken(self, chains: dict[int, list[int]]) -> Column:
+        """Return for every move whether it is small, takes its input as it is and alone, and is not finished."""
+        taken = (self._rows.nbytes > 0) & (self._rows.nbytes <= self._most)
+        shared = [at for at, positions in chains.items() if len(positions) != 1]
+        taken[np.array([*shared, *self._machine.marks], np.int64)] = False
+        return taken
 
-    def add(self, position: int) -> Iterator[Unit]:
-        """Add a move; yield the window before it if it does not fit into that."""
-        file, offset, item_nbytes, member = self._member(position)
-        begin = offset - self._begin
-        fits = (file, offset) == (self._file, self._end) and not begin % item_nbytes
-        if not self._members or not fits or begin + member.nbytes > self._machine.limits.band:
-            yield from self.flush()
-            self._file, self._begin, begin = file, offset, 0
-        self._members.append(member._replace(begin=begin) if begin else member)
-        self._end = offset + member.nbytes
-
-    def _member(self, position: int) -> tuple[int, int, int, _Member]:
-        """Return the file and the first byte of a move's source, the bytes of its atom, and the tensor."""
-        if self._table and (source := self._table.source(position)):
-            form, targets = self._table.form(position), self._table.targets(position)
-            return *source, form[0].item_nbytes, _Member(position, 0, form[0].nbytes, form, targets)
-        move = self._moves[position]
-        first = move.gathers[0].source
-        # The runs of equal divisions are one object (`manifests.placement.dim_runs`), and the program keeps it.
-        alike = move.shape, move.item_nbytes, *(id(scatter.runs) for scatter in move.scatters)
-        targets = [(scatter.file, scatter.offset) for scatter in move.scatters]
-        return first.file, first.offset, move.item_nbytes, _Member(position, 0, first.nbytes, alike, targets)
-
-    def flush(self) -> Iterator[Unit]:
-        """Yield the window as a unit."""
-        if self._members:
-            members, self._members = self._members, []
-            yield partial(self._run, self._file, self._begin, members)
-
-    def _run(self, file: int, begin: int, members: Sequence[_Member], scratch: Scratch) -> None:
-        machine = self._machine
-        window = scratch.take(members[-1].begin + members[-1].nbytes)
-        machine.inputs.read_into(file, begin, window.data)
+    def run(self, first: int, end: int, scratch: Scratch) -> None:
+        """Read, cut, hash and write the moves of a window."""
+        machine, rows = self._machine, self._rows
+        offsets = rows.offsets[first:end]
+        begins = (offsets - offsets[0]).tolist()
+        ends = (offsets - offsets[0] + rows.nbytes[first:end]).tolist()
+        window = scratch.take(ends[-1])
+        machine.inputs.read_into(rows.files[first].item(), offsets[0].item(), window.data)
         view = window.data
-        hashes = {
-            member.position: [xxhash.xxh3_128_digest(view[member.begin : member.begin + member.nbytes])]
-            for member in members
-        }
-        by_form: dict[Hashable, list[_Member]] = {}
-        for member in members:
-            by_form.setdefault(member.form, []).append(member)
-        pieces: list[tuple[int, int, memoryview]] = []
-        for form, alike in by_form.items():
-            for run in _equally_spaced(alike):
-                self._cut(form, run, window, scratch, pieces, hashes)
-        _write(machine, pieces)
-        for position, found in hashes.items():
-            machine.small[position] = b"".join(found)
+        read = b"".join([xxhash.xxh3_128_digest(view[at:to]) for at, to in zip(begins, ends, strict=True)])
+        starts = (rows.starts[first : end + 1] - rows.starts[first]).tolist()
+        cut = _Cut([view[:0]] * starts[-1], [NOTHING] * starts[-1])
+        forms = rows.forms[first:end]
+        for form in np.unique(forms).tolist():
+            alike = np.flatnonzero(forms == form).tolist()
+            item, shares = self._shares_of(form, first + alike[0])
+            for run in _equally_spaced(alike, begins):
+                self._cut(item, shares, [begins[at] for at in run], [starts[at] for at in run], window, scratch, cut)
+        self._write(first, end, cut.pieces)
+        written = b"".join(cut.hashes)
+        machine.small.add(first, end, read, written)
         if machine.journal is not None:
-            positions = [member.position for member in members]
-            small = Small(positions, [machine.small[position].hex() for position in positions], len(window))
+            small = Small(first, end - first, read.hex(), written.hex(), len(window))
             machine.journal.append_small(Line(small=small), len(window))
         machine.finish(len(window))
 
     def _cut(
         self,
-        form: Hashable,
-        run: Sequence[_Member],
+        item: int,
+        shares: Sequence[Share | None],
+        begins: Sequence[int],
+        starts: Sequence[int],
         window: Bytes,
         scratch: Scratch,
-        pieces: list[tuple[int, int, memoryview]],
-        hashes: dict[int, list[bytes]],
+        cut: _Cut,
     ) -> None:
-        """Cut equally spaced tensors of one form into their parts, and hash these."""
-        first, spacing = run[0].begin, (run[1].begin - run[0].begin if len(run) > 1 else 0)
-        item, shares = self._shares_of(form, run[0].position)
+        """Cut equally spaced tensors of one form into their parts, and hash these.
+
+        Args:
+            item: Bytes of an atom.
+            shares: What each part takes of a tensor.
+            begins: Where the tensors begin in the window.
+            starts: Where their parts are among those of the window.
+            window: What was read.
+            scratch: Memory to cut into.
+            cut: Takes the parts.
+        """
+        first, spacing = begins[0], begins[1] - begins[0] if len(begins) > 1 else window.nbytes
         for at, share in enumerate(shares):
             if share is None:
-                for member in run:
-                    hashes[member.position].append(_NOTHING)
                 continue
             nbytes = share.extent * item
             if share.plain >= 0:
                 view, begin, step = window.data, first + share.plain * item, spacing
             else:
-                view, begin, step = scratch.take(nbytes * len(run)).data, 0, nbytes
-                stack = Loop(len(run), spacing // item, share.extent)
+                view, begin, step = scratch.take(nbytes * len(begins)).data, 0, nbytes
+                stack = Loop(len(begins), spacing // item, share.extent)
                 for copy in share.copies:
                     stacked = copy._replace(src=copy.src + first // item, loops=(stack, *copy.loops))
                     copy_strided(window, np.frombuffer(view, np.uint8), stacked, item)
-            for member in run:
+            for start in starts:
                 piece = view[begin : begin + nbytes]
+                cut.pieces[start + at] = piece
+                cut.hashes[start + at] = xxhash.xxh3_128_digest(piece)
                 begin += step
-                hashes[member.position].append(xxhash.xxh3_128_digest(piece))
-                pieces.append((*member.targets[at], piece))
 
-    def _shares_of(self, form: Hashable, position: int) -> tuple[int, tuple[Share | None, ...]]:
+    def _shares_of(self, form: int, position: int) -> tuple[int, tuple[Share | None, ...]]:
         """Return the bytes of an atom, and what each part takes of a tensor; None for nothing."""
         known = self._shares.get(form)
         if known is None:
@@ -198,30 +167,28 @@ class _Windows:
             )
         return known
 
+    def _write(self, first: int, end: int, pieces: Sequence[memoryview]) -> None:
+        """Write the parts of a window, those together that lie beside each other."""
+        begin, stop = self._rows.starts[first], self._rows.starts[end]
+        files, offsets = self._rows.part_files[begin:stop], self._rows.part_offsets[begin:stop]
+        sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        order = np.lexsort((offsets, files))
+        order = order[sizes[order] > 0]
+        files, offsets, ends = files[order], offsets[order], (offsets + sizes)[order]
+        breaks = np.flatnonzero((files[1:] != files[:-1]) | (offsets[1:] != ends[:-1])) + 1
+        sorted_pieces = [pieces[at] for at in order.tolist()]
+        for one, other in pairwise([0, *breaks.tolist(), len(order)] if len(order) else ()):
+            self._machine.outputs.write_all(files[one].item(), offsets[one].item(), sorted_pieces[one:other])
 
-def _equally_spaced(members: Sequence[_Member]) -> Iterator[Sequence[_Member]]:
-    """Yield longest pieces whose members begin at equal distances."""
+
+def _equally_spaced(members: Sequence[int], begins: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield longest pieces of members that begin at equal distances."""
     begin = 0
     while begin < len(members):
         end = begin + 1
         if end < len(members):
-            spacing = members[end].begin - members[begin].begin
-            while end < len(members) and members[end].begin - members[end - 1].begin == spacing:
+            spacing = begins[members[end]] - begins[members[begin]]
+            while end < len(members) and begins[members[end]] - begins[members[end - 1]] == spacing:
                 end += 1
         yield members[begin:end]
         begin = end
-
-
-def _write(machine: Machine, pieces: list[tuple[int, int, memoryview]]) -> None:
-    """Write pieces, those together that lie beside each other."""
-    pieces.sort(key=lambda piece: piece[:2])
-    begin = 0
-    while begin < len(pieces):
-        file, offset, piece = pieces[begin]
-        buffers, end = [piece], offset + len(piece)
-        begin += 1
-        while begin < len(pieces) and pieces[begin][0] == file and pieces[begin][1] == end:
-            buffers.append(pieces[begin][2])
-            end += len(pieces[begin][2])
-            begin += 1
-        machine.outputs.write_all(file, offset, buffers)

@@ -1,10 +1,11 @@
 """Strided copies between two byte arrays, with transposes by blocks.
 
 A copy whose innermost dimensions differ on the two sides is a transpose. Done element by element it runs at a tenth of
-the memory's speed, so it goes by panels that stay in the cache: as many rows as make 8 bytes are interleaved, and the
-elements of 8 bytes are transposed.
+the memory's speed, so it goes by panels that stay in the cache: as many rows as make 16 bytes are interleaved, and the
+elements of 16 bytes are transposed.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ from reshard.program import Copy, Loop
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_LANE_NBYTES = 8
+_LANE_NBYTES = 16
 _PANEL_NBYTES = 256 << 10
 """Most bytes of a panel, so that it stays in a core's second cache."""
-_PANEL_LINE_NBYTES = 128
-"""Of a panel in the direction that becomes dense: two lines of the cache, so that each is written once."""
+_LINE_NBYTES = 256
+"""Least of a panel in the direction that becomes dense: a few lines of the cache, so that each is written once."""
+_FIRST_CACHE_NBYTES = 8 << 10
+"""What is so small is transposed in a core's first cache, element by element."""
 
 
 def copy_strided(src: Bytes, dst: Bytes, copy: Copy, item_nbytes: int) -> None:
@@ -32,7 +35,7 @@ def copy_strided(src: Bytes, dst: Bytes, copy: Copy, item_nbytes: int) -> None:
     """
     source, target = _view(src, copy, item_nbytes, source=True), _view(dst, copy, item_nbytes, source=False)
     inner = _innermost(copy.loops, source=True), _innermost(copy.loops, source=False)
-    if inner[0] == inner[1] or min(copy.loops[at].size for at in inner) * item_nbytes <= _LANE_NBYTES:
+    if inner[0] == inner[1] or _is_small([copy.loops[at].size * item_nbytes for at in inner], item_nbytes):
         target[...] = source
         return
     # The last two dimensions: the one that is dense in the target, then the one that is dense in the source.
@@ -55,33 +58,31 @@ def _innermost(loops: tuple[Loop, ...], *, source: bool) -> int:
     return min(range(len(steps)), key=lambda at: steps[at], default=-1)
 
 
+def _is_small(sides: Sequence[int], item_nbytes: int) -> bool:
+    """Tell whether a transpose, whose sides have so many bytes, is as quick element by element."""
+    return min(sides) <= _LANE_NBYTES or sides[0] * sides[1] <= _FIRST_CACHE_NBYTES * item_nbytes
+
+
 def _transpose(source: Array, target: Array) -> None:
     """Copy where the dimension before the last is dense in the target, and the last in the source."""
-    lanes = _LANE_NBYTES // source.itemsize if source.dtype.kind == "u" else 1
-    rows = source.shape[-2]
-    whole_rows = rows - rows % lanes
-    if lanes == 1 or target.strides[-2] != target.itemsize or not _divides(target, _LANE_NBYTES):
-        whole_rows = 0
+    rows, columns = source.shape[-2:]
+    lanes = _LANE_NBYTES // source.itemsize if _LANE_NBYTES % source.itemsize == 0 else 1
+    height = max(lanes, max(_LINE_NBYTES, _PANEL_NBYTES // columns) // source.itemsize // lanes * lanes)
+    whole_rows = rows - rows % lanes if lanes > 1 and target.strides[-2] == target.itemsize else 0
     for at in np.ndindex(source.shape[:-2]):
-        for begin in range(0, whole_rows, _PANEL_LINE_NBYTES // source.itemsize):
-            end = min(begin + _PANEL_LINE_NBYTES // source.itemsize, whole_rows)
+        for begin in range(0, whole_rows, height):
+            end = min(begin + height, whole_rows)
             _transpose_lanes(source[at][begin:end], target[at][begin:end], lanes)
         if whole_rows < rows:
             _transpose_items(source[at][whole_rows:], target[at][whole_rows:])
-
-
-def _divides(target: Array, nbytes: int) -> bool:
-    """Tell whether all rows of a target begin on a multiple of some bytes."""
-    steps = (step for step, size in zip(target.strides, target.shape, strict=True) if size > 1)
-    return target.ctypes.data % nbytes == 0 and all(step % nbytes == 0 or step == target.itemsize for step in steps)
 
 
 def _transpose_lanes(source: Array, target: Array, lanes: int) -> None:
     rows, columns = source.shape
     width = max(1, _PANEL_NBYTES // (rows * source.itemsize))
     panel = np.empty((rows // lanes, min(width, columns), lanes), source.dtype)
-    wide = panel.view(f"u{_LANE_NBYTES}")[..., 0]
-    wide_target = target.T.view(f"u{_LANE_NBYTES}")
+    wide = panel.view(f"V{_LANE_NBYTES}")[..., 0]
+    wide_target = target.T.view(f"V{_LANE_NBYTES}")
     for begin in range(0, columns, width):
         end = min(begin + width, columns)
         for lane in range(lanes):
@@ -90,6 +91,8 @@ def _transpose_lanes(source: Array, target: Array, lanes: int) -> None:
 
 
 def _transpose_items(source: Array, target: Array) -> None:
-    """Copy by panels of 32 columns, so that the target's lines stay in the cache until they are full."""
-    for begin in range(0, source.shape[1], 32):
-        target[:, begin : begin + 32] = source[:, begin : begin + 32]
+    """Copy by panels of 32 columns or more, so that the target's lines stay in the cache until they are full."""
+    rows, columns = source.shape
+    width = max(32, _PANEL_NBYTES // (rows * source.itemsize))
+    for begin in range(0, columns, width):
+        target[:, begin : begin + width] = source[:, begin : begin + width]

@@ -10,6 +10,8 @@ from manifests.errors import OutputError, ReshardError
 from reshard.disks import is_on_disk, start_writing_back
 
 _WRITE_BACK_NBYTES = 8 << 20
+_WRITE_NBYTES = 1 << 20
+"""In one call: for more, Linux takes pages of 2 MiB, and finding such, or touching them first, costs twice the time."""
 _MOST_BUFFERS = 1024
 """In one call of the system."""
 
@@ -83,8 +85,9 @@ class Files:
         """
         done = 0
         while done < len(buffer):
+            piece = buffer[done : done + _WRITE_NBYTES]
             try:
-                done += os.pwrite(self.descriptors[file], buffer[done:] if done else buffer, offset + done)
+                done += os.pwrite(self.descriptors[file], piece, offset + done)
             except OSError as error:
                 raise OutputError(f"{self.paths[file]}: cannot be written: {error.strerror}") from error
         self._write_back(file, len(buffer))

@@ -1,17 +1,20 @@
 """The end of a run: what did not pass in order is hashed from the files, and all hashes are put in their places."""
 
-from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import overload
 
+import numpy as np
 import xxhash
 
-from manifests.columns import HASH_LENGTH
+from reshard import tiles
 from reshard.engine.flows import place_of
 from reshard.engine.machine import Machine
 from reshard.engine.pool import Scratch, Unit
+from reshard.engine.small import HASH_NBYTES, Column
 from reshard.engine.streams import Stream
-from reshard.movetable import gathers_of
+from reshard.movetable import gathers_of, targets_of
 from reshard.program import Input, Program
 
 Tiles = tuple[str, ...]
@@ -29,24 +32,42 @@ def _hash_tile(stream: Stream, tile: int, nbytes: int, scratch: Scratch) -> None
     stream.hash_tile(tile, scratch.take(nbytes).data)
 
 
+def written_in_files(program: Program, written: Sequence[tuple[Tiles, ...]]) -> list[str]:
+    """Return the hashes of all that every output file holds, in the order of its bytes."""
+    if isinstance(written, Written):
+        return written.in_files()
+    targets = targets_of(program.moves)
+    rows = (row for places, parts in zip(targets, written, strict=True) for row in zip(places, parts, strict=True))
+    return _listed_in_files(len(program.output_files), rows)
+
+
+def read_in_files(program: Program, read: Mapping[Input, Tiles]) -> list[str]:
+    """Return the hashes of all that was read of every input file, in the order of its bytes."""
+    if isinstance(read, Read):
+        return read.in_files()
+    rows = (((source.file, source.offset), hashes) for source, hashes in read.items())
+    return _listed_in_files(len(program.input_files), rows)
+
+
 class Written(Sequence[tuple[Tiles, ...]]):
     """The hashes of what was written: for every move, for every part, those of its tiles."""
 
     def __init__(self, program: Program, machine: Machine) -> None:
         self._moves = program.moves
         self._machine = machine
+        self._files = len(program.output_files)
+
+    def in_files(self) -> list[str]:
+        """Return the hashes of all that every output file holds, in the order of its bytes."""
+        small = self._machine.small
+        done = np.repeat(np.frombuffer(small.done, bool), np.diff(small.rows.starts))
+        digests = np.frombuffer(small.written, np.uint8).reshape(-1, HASH_NBYTES)
+        done &= (digests != np.frombuffer(_NO_BYTES, np.uint8)).any(axis=1)
+        rows = small.rows.part_files[done], small.rows.part_offsets[done], digests[done]
+        return _in_files(self._files, *rows, self._machine.written.values())
 
     def __len__(self) -> int:
         return len(self._moves)
-
-    def __iter__(self) -> Iterator[tuple[Tiles, ...]]:
-        for position in range(len(self)):
-            small = self._machine.small.get(position)
-            if small is None or _NO_BYTES in small:
-                yield self[position]
-            else:
-                _, *parts = _digits(small)
-                yield tuple([(part,) for part in parts])
 
     @overload
     def __getitem__(self, at: int) -> tuple[Tiles, ...]: ...
@@ -58,10 +79,9 @@ class Written(Sequence[tuple[Tiles, ...]]):
         if isinstance(at, slice):
             return tuple(self[position] for position in range(len(self))[at])
         position = range(len(self))[at]
-        small = self._machine.small.get(position)
-        if small is not None:
-            _, *parts = _digits(small)
-            return tuple(() if part == _NO_BYTES.hex() else (part,) for part in parts)
+        if self._machine.small.done[position]:
+            parts = self._machine.small.written_of(position)
+            return tuple(() if part == _NO_BYTES else (part.hex(),) for part in parts)
         written = self._machine.written
         return tuple(tuple(written[position, at].hashes) for at in range(len(self._moves[position].scatters)))
 
@@ -72,17 +92,29 @@ class Read(Mapping[Input, Tiles]):
     def __init__(self, program: Program, machine: Machine) -> None:
         self._moves = program.moves
         self._machine = machine
+        self._files = len(program.input_files)
+
+    def in_files(self) -> list[str]:
+        """Return the hashes of all that was read of every input file, in the order of its bytes."""
+        small = self._machine.small
+        done = np.frombuffer(small.done, bool)
+        digests = np.frombuffer(small.read, np.uint8).reshape(-1, HASH_NBYTES)
+        rows = small.rows.files[done], small.rows.offsets[done], digests[done]
+        return _in_files(self._files, *rows, self._machine.read.values())
 
     @cached_property
     def _small(self) -> dict[tuple[int, int, int], int]:
         """Moves that were done at once, by the place of their source."""
-        return {place_of(self._moves[position].gathers[0].source): position for position in self._machine.small}
+        rows = self._machine.small.rows
+        done = np.flatnonzero(np.frombuffer(self._machine.small.done, bool))
+        places = (column[done].tolist() for column in (rows.files, rows.offsets, rows.nbytes))
+        return dict(zip(zip(*places, strict=True), done.tolist(), strict=True))
 
     def __getitem__(self, source: Input) -> Tiles:
         place = place_of(source)
         if place in self._machine.read:
             return tuple(self._machine.read[place].hashes)
-        return (_digits(self._machine.small[self._small[place]])[0],)
+        return (self._machine.small.read_of(self._small[place]),)
 
     def __iter__(self) -> Iterator[Input]:
         return (source for source, _ in self.pairs())
@@ -99,9 +131,8 @@ class Read(Mapping[Input, Tiles]):
         seen: set[Input] = set()
         for position in range(len(self._moves)):
             gathers = gathers_of(self._moves, position)
-            small = self._machine.small.get(position)
-            if small is not None:
-                yield gathers[0].source, (small[: HASH_LENGTH // 2].hex(),)
+            if self._machine.small.done[position]:
+                yield gathers[0].source, (self._machine.small.read_of(position),)
                 continue
             for gather in gathers:
                 if gather.source not in seen:
@@ -121,6 +152,37 @@ class _Items(ItemsView[Input, Tiles]):
 _NO_BYTES = xxhash.xxh3_128_digest(b"")
 
 
-def _digits(hashes: bytes) -> list[str]:
-    text = hashes.hex()
-    return [text[at : at + HASH_LENGTH] for at in range(0, len(text), HASH_LENGTH)]
+def _listed_in_files(count: int, rows: Iterable[tuple[tuple[int, int], Tiles]]) -> list[str]:
+    """Return what `_in_files` does for tensors that are given one by one: file and first byte, and hashes."""
+    files, offsets, hashed = array("Q"), array("Q"), bytearray()
+    for (file, offset), hashes in rows:
+        hashed += bytes.fromhex("".join(hashes))
+        for tile in range(len(hashes)):
+            files.append(file)
+            offsets.append(offset + tile * tiles.TILE_NBYTES)
+    digests = np.frombuffer(hashed, np.uint8).reshape(-1, HASH_NBYTES)
+    return _in_files(count, np.array(files, np.int64), np.array(offsets, np.int64), digests, ())
+
+
+def _in_files(count: int, files: Column, offsets: Column, digests: Column, streams: Iterable[Stream]) -> list[str]:
+    """Return the hashes of the tiles in each of so many files, in the order of their bytes.
+
+    Args:
+        count: Number of files.
+        files: The file of each small tensor.
+        offsets: Its first byte.
+        digests: Its hash.
+        streams: The larger ones.
+    """
+    large = [*streams]
+    tile_counts = [len(stream.hashes) for stream in large]
+    first = np.concatenate(([0], np.cumsum(tile_counts, dtype=np.int64)))
+    tile = np.arange(first[-1]) - np.repeat(first[:-1], tile_counts)
+    begins = np.repeat(np.array([stream.offset for stream in large], np.int64), tile_counts) + tile * tiles.TILE_NBYTES
+    hashed = b"".join(bytes.fromhex("".join(stream.hashes)) for stream in large)
+    files = np.concatenate((files, np.repeat(np.array([stream.file for stream in large], np.int64), tile_counts)))
+    offsets = np.concatenate((offsets, begins))
+    digests = np.concatenate((digests, np.frombuffer(hashed, np.uint8).reshape(-1, HASH_NBYTES)))
+    order = np.lexsort((offsets, files))
+    ends = np.searchsorted(files[order], np.arange(count), "right").tolist()
+    return [digests[order[begin:end]].tobytes().hex() for begin, end in zip([0, *ends], ends, strict=False)]

@@ -110,15 +110,15 @@ def join_flows(moves: Sequence[Move], positions: Sequence[int], limits: Limits) 
     return (joined,) if form.dense and form.nbytes <= limits.unit else flows
 
 
-def groups(moves: Sequence[Move]) -> Iterator[list[int]]:
-    """Yield the positions of moves that share inputs, each group where its first move stands."""
+def groups(moves: Sequence[Move]) -> dict[int, list[int]]:
+    """Return, by the position of the first, the positions of moves that share inputs; none for those of the others.
+
+    Moves that take a source as it is are left out where they are known to be alone in that.
+    """
     members: dict[int, list[int]] = {}
     group_of: dict[int, int] = {}
     first_use: dict[tuple[int, int, int], int] = {}
-    table = moves if isinstance(moves, MoveTable) else None
-    for position in range(len(moves)):
-        if table and table.source(position):
-            continue  # nothing else takes a source that is taken as it is
+    for position in moves.gathering() if isinstance(moves, MoveTable) else range(len(moves)):
         members[position], group_of[position] = [position], position
         for gather in moves[position].gathers:
             other = group_of[first_use.setdefault(place_of(gather.source), position)]
@@ -129,12 +129,7 @@ def groups(moves: Sequence[Move]) -> Iterator[list[int]]:
             for at in members[small]:
                 group_of[at] = large
             members[large] += members.pop(small)
-    first = {min(group): sorted(group) for group in members.values()}
-    for position in range(len(moves)):
-        if position not in group_of:
-            yield [position]
-        elif position in first:
-            yield first[position]
+    return {position: list[int]() for position in group_of} | {min(group): sorted(group) for group in members.values()}
 
 
 def _joined(moves: Sequence[Move], positions: Sequence[int]) -> Flow | None:

@@ -17,7 +17,7 @@ import xxhash
 
 RECORD_NBYTES = 4 << 20
 """How many bytes of a chain, or of small tensors, are written between two lines, at least."""
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -65,16 +65,20 @@ class Passed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Small(msgspec.Struct, frozen=True, array_like=True):
-    """Small tensors, each a chain of its own, that are finished.
+    """Small tensors that follow each other, each a chain of its own, that are finished.
 
     Attributes:
-        positions: Of their moves.
-        hashes: Of each the hash of its input and those of its parts, in one.
+        first: Position of the first one's move.
+        count: How many there are.
+        read: The hashes of their inputs, in one.
+        written: Those of all their parts; of a part without bytes too.
         nbytes: Of all of them.
     """
 
-    positions: Sequence[int]
-    hashes: Sequence[str]
+    first: int
+    count: int
+    read: str
+    written: str
     nbytes: int
 
 

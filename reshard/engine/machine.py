@@ -11,6 +11,7 @@ from reshard.engine.flows import place_of
 from reshard.engine.journal import Journal, Mark
 from reshard.engine.limits import Limits
 from reshard.engine.pool import Phases, Pool
+from reshard.engine.small import Rows, SmallHashes
 from reshard.engine.streams import Stream
 from reshard.program import Input, Move
 
@@ -21,7 +22,7 @@ class Machine:
     Attributes:
         read: Every input that passes by, by its place.
         written: Every part, by the positions of its move and its scatter.
-        small: The hashes of moves that are done at once: of the one tile of the input, then of each part.
+        small: The hashes of moves that are done at once.
         journal: Where it is noted what is finished, if it is.
         marks: How far chains are that an earlier run began, by the position of the first move.
     """
@@ -37,7 +38,7 @@ class Machine:
         self.phases = Phases(pool)
         self.read: dict[tuple[int, int, int], Stream] = {}
         self.written: dict[tuple[int, int], Stream] = {}
-        self.small: dict[int, bytes] = {}
+        self.small = SmallHashes(Rows.of(()))
         self.journal: Journal | None = None
         self.marks: dict[int, Mark] = {}
         self._held: Bytes = np.empty(0, np.uint8)

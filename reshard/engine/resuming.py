@@ -7,7 +7,7 @@ what was begun of a tile is read again.
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,14 +143,19 @@ def _chains(program: Program, path: Path, head: Head) -> dict[int, _Earlier]:
 
 
 def _small_chains(program: Program, small: Small) -> Iterator[tuple[int, _Earlier]]:
-    for position, hashes in zip(small.positions, small.hashes, strict=True):
+    read, parts = _hashes(small.read), _hashes(small.written)
+    for position in range(small.first, small.first + small.count):
         move, earlier = program.moves[position], _Earlier()
         place = place_of(move.gathers[0].source)
-        digest, *parts = (hashes[at : at + HASH_LENGTH] for at in range(0, len(hashes), HASH_LENGTH))
-        nbytes = [part_nbytes(move, at) for at in range(len(parts))]
-        written = [Passed((position, at), nbytes[at], (part,)) for at, part in enumerate(parts) if nbytes[at]]
-        earlier.add(DONE, [Passed(place, place[2], (digest,))], written)
+        nbytes = [part_nbytes(move, at) for at in range(len(move.scatters))]
+        mine = [*islice(parts, len(nbytes))]
+        written = [Passed((position, at), nbytes[at], (part,)) for at, part in enumerate(mine) if nbytes[at]]
+        earlier.add(DONE, [Passed(place, place[2], (next(read),))], written)
         yield position, earlier
+
+
+def _hashes(text: str) -> Iterator[str]:
+    return (text[at : at + HASH_LENGTH] for at in range(0, len(text), HASH_LENGTH))
 
 
 def _tiles(stream: Stream, passed: Passed, first: int) -> Iterator[_Tile]:

@@ -7,21 +7,22 @@ from pathlib import Path
 from reshard.disks import is_on_disk, reserve
 
 
-def create_sized(path: Path, header: bytes, nbytes: int) -> None:
-    """Make a new file of ``nbytes`` bytes that starts with the header."""
+def create_sized(path: Path, header: Iterable[bytes], nbytes: int) -> None:
+    """Make a new file of ``nbytes`` bytes that starts with the header, which comes in pieces."""
     with path.open("xb") as file:
-        file.write(header)
+        file.writelines(header)
         file.truncate(nbytes)
         if is_on_disk(path):
             file.flush()
             reserve(file.fileno(), nbytes)
 
 
-def is_sized(path: Path, header: bytes, nbytes: int) -> bool:
+def is_sized(path: Path, header: Iterable[bytes], nbytes: int) -> bool:
     """Tell whether a file is there as `create_sized` makes it, whatever it holds behind the header."""
     try:
         with path.open("rb") as file:
-            return os.fstat(file.fileno()).st_size == nbytes and file.read(len(header)) == header
+            sized = os.fstat(file.fileno()).st_size == nbytes
+            return sized and all(file.read(len(piece)) == piece for piece in header)
     except FileNotFoundError:
         return False
 

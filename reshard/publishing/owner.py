@@ -10,7 +10,6 @@ not this machine's, says how long ago that was.
 """
 
 import os
-import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -39,7 +38,7 @@ def write_owner(folder: Path, new_name: str = "") -> None:
         OSError: The folder is gone, or cannot be written.
     """
     path = _path(folder, new_name or folder.name)
-    beside = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
+    beside = path.with_name(f"{path.name}.{os.urandom(6).hex()}")
     try:
         beside.write_bytes(msgspec.json.encode(this_process()))
         beside.replace(path)
@@ -92,7 +91,7 @@ def is_alive(folder: Path) -> bool:
 
 def _is_young(folder: Path, path: Path) -> bool:
     """Tell whether a file was changed a short time ago, by the clock of its file system where one may be asked."""
-    probe = folder.with_name(f".clock-{secrets.token_hex(6)}")
+    probe = folder.with_name(f".clock-{os.urandom(6).hex()}")
     try:
         changed = path.stat().st_mtime
         probe.touch()

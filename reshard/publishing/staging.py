@@ -1,8 +1,6 @@
 """Staging: the hidden folders in which outputs are made, and what becomes of those that dead owners left."""
 
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -105,7 +103,7 @@ def _prefix(destination: Path) -> str:
 
 
 def _fresh(destination: Path) -> Path:
-    return staging_path(destination, secrets.token_hex(6))
+    return staging_path(destination, os.urandom(6).hex())
 
 
 @contextmanager
@@ -173,10 +171,16 @@ def _remove(folder: Path) -> None:
     with suppress(OSError):
         for path in sorted(folder.iterdir(), key=lambda path: path.name.startswith(PREFIX)):
             if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
+                _remove_tree(path)
             else:
                 path.unlink(missing_ok=True)
         folder.rmdir()
+
+
+def _remove_tree(folder: Path) -> None:
+    from shutil import rmtree
+
+    rmtree(folder, ignore_errors=True)
 
 
 def _remove_bare(folder: Path) -> None:
@@ -268,7 +272,7 @@ def take_away(staging: Path) -> None:
 
     Whoever publishes it afterwards finds nothing to rename; if it was published already, nothing is removed.
     """
-    removed = staging.with_name(f"{staging.name}-{secrets.token_hex(6)}")
+    removed = staging.with_name(f"{staging.name}-{os.urandom(6).hex()}")
     with suppress(OSError):
         staging.rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
+        _remove_tree(removed)

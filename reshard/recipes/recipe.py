@@ -15,9 +15,9 @@ from typing import NamedTuple
 from manifests.dtypes import atom, atoms
 from manifests.errors import CheckpointError
 from manifests.expression import Lookup, UnknownSizeError, evaluate
-from manifests.header import StoredTensor
 from manifests.manifest import Part
 from manifests.natural import kind_of
+from manifests.stored import StoredTensor, StoredTensors
 from reshard.catalogue.architecture import Architecture, Converter
 from reshard.model import RuntimeTensor
 from reshard.program import identity_links
@@ -37,9 +37,11 @@ LookupOf = Callable[[str], Lookup]
 """Gives the sizes of the sub-model that a tensor is in, by the tensor's name."""
 
 
-def stored_tensors(tensors: Mapping[str, StoredTensor]) -> dict[str, RuntimeTensor]:
+def stored_tensors(tensors: StoredTensors) -> dict[str, RuntimeTensor]:
     """Return the tensors under their stored names and in their stored layout."""
-    return {name: _alike(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    different = {id(kind): kind for kind in tensors.types}
+    alike = {key: _alike(*kind) for key, kind in different.items()}
+    return dict(zip(tensors.names, map(alike.__getitem__, map(id, tensors.types)), strict=True))
 
 
 @lru_cache(maxsize=4096)

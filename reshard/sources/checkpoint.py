@@ -5,16 +5,19 @@ else happens, and every refusal names the file.
 """
 
 import re
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 from manifests.errors import CheckpointError
-from manifests.header import StoredTensor
 from manifests.jsontext import load_object
 from manifests.manifest import MANIFEST_NAME
 from manifests.names import is_file_name
 from manifests.opening import MAX_TEXT_NBYTES
 from manifests.shown import shown, shown_name
+from manifests.stored import StoredTensor, StoredTensors
 from reshard.sources.folder import Folder, WeightFile
 
 STEMS = ("model", "diffusion_pytorch_model")
@@ -34,6 +37,57 @@ class SourceTensor(NamedTuple):
     stored: StoredTensor
 
 
+class SourceTensors(Mapping[str, SourceTensor]):
+    """The tensors of files, no two of one name; each is made when it is asked for.
+
+    Attributes:
+        files: The tensors of every file.
+    """
+
+    def __init__(self, files: Sequence[StoredTensors]) -> None:
+        self.files = files
+        self._starts = [*accumulate(map(len, files), initial=0)]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return dict(zip(self, range(len(self)), strict=True))
+
+    @property
+    def stored(self) -> StoredTensors:
+        """All of them, without their files."""
+        return StoredTensors(
+            [*self],
+            [*chain.from_iterable(file.types for file in self.files)],
+            chain.from_iterable(file.begins for file in self.files),
+            chain.from_iterable(file.ends for file in self.files),
+        )
+
+    def __getitem__(self, name: str) -> SourceTensor:
+        place = self._places[name]
+        file = bisect_right(self._starts, place) - 1
+        return SourceTensor(file, self.files[file].at(place - self._starts[file]))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(self.files)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __repr__(self) -> str:
+        return repr(dict(self.items()))
+
+    def items(self) -> ItemsView[str, SourceTensor]:
+        """Return all of them with their names."""
+        return {
+            name: SourceTensor(number, stored)
+            for number, file in enumerate(self.files)
+            for name, stored in file.items()
+        }.items()
+
+
 class Checkpoint(NamedTuple):
     """A checkpoint, by its headers.
 
@@ -49,7 +103,7 @@ class Checkpoint(NamedTuple):
 
     folder: Folder
     files: tuple[WeightFile, ...]
-    tensors: Mapping[str, SourceTensor]
+    tensors: SourceTensors
     index_name: str
     config: Mapping[str, Any]
     carried: tuple[str, ...]
@@ -190,15 +244,19 @@ def read_object(folder: Folder, name: str) -> dict[str, Any]:
 
 def _gather_tensors(
     label: str, files: tuple[WeightFile, ...], weight_map: Mapping[str, str], index: str
-) -> dict[str, SourceTensor]:
-    tensors: dict[str, SourceTensor] = {}
+) -> SourceTensors:
+    tensors = SourceTensors([file.header.tensors for file in files])
     stray: list[str] = []
-    for position, file in enumerate(files):
-        held = file.header.tensors
-        strange = {name for name in held if weight_map.get(name) != file.name} if index else set()
-        stray += [f"{shown_name(name)} in {file.name}" for name in held if name in strange]
-        tensors.update((name, SourceTensor(position, stored)) for name, stored in held.items() if name not in strange)
-    absent = [f"{shown_name(name)} (should be in {weight_map[name]})" for name in weight_map if name not in tensors]
+    for file in files if index else ():
+        named = [*map(weight_map.get, file.header.tensors)]
+        if named.count(file.name) < len(named):
+            held = zip(file.header.tensors, named, strict=True)
+            stray += [f"{shown_name(name)} in {file.name}" for name, home in held if home != file.name]
+    # Where no name is stray, none is in two files.
+    absent: list[str] = []
+    if stray or len(tensors) < len(weight_map):
+        there = {name for file in files for name in file.header.tensors if weight_map.get(name) == file.name}
+        absent = [f"{shown_name(name)} (should be in {weight_map[name]})" for name in weight_map if name not in there]
     if absent:
         raise CheckpointError(f"{label}/{index}: names {len(absent)} tensors that their files lack: {_some(absent)}")
     if stray:
@@ -215,7 +273,9 @@ def _check_kind(label: str, tensors: Mapping[str, SourceTensor]) -> None:
     """Refuse tensors that are no model's as it runs: of an adapter, or with one."""
     names = list(tensors)
     adapter = names[0] if all(map(_OF_ADAPTER.search, names)) else ""
-    if adapter or (adapter := next(filter(_WITH_ADAPTER.search, names), "")):
+    text = "\n".join(names)
+    likely = "lora_" in text or "base_layer" in text
+    if adapter or (adapter := next(filter(_WITH_ADAPTER.search, names), "") if likely else ""):
         raise CheckpointError(
             f"{label}: {shown_name(adapter)}: of an adapter, which is not split; merge it into the model "
             "(`merge_and_unload` of peft, `fuse_lora` of diffusers) and save the model again"

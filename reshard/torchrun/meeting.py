@@ -5,7 +5,7 @@ as those of one do. A message is written beside its name and renamed, so it is r
 name left behind is never taken for an answer: everyone says a word of its own, and goes on when it hears it again.
 """
 
-import secrets
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -116,7 +116,7 @@ class Meeting:
             CheckpointError: Process 0 has planned another split.
             ReshardError: It does not come.
         """
-        hello = Hello(secrets.token_hex(8), key)
+        hello = Hello(os.urandom(8).hex(), key)
         for _ in _naps(START_LIMIT_S):
             start = self.read(0, "start", Start)
             if start is not None and start.words.get(self._rank) == hello.word:

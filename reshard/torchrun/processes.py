@@ -1,10 +1,8 @@
 """Processes: which of those that torchrun started this one is. Nothing of torch is needed to know it."""
 
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from hashlib import sha256
 from typing import NamedTuple
 
 from manifests.errors import ReshardError
@@ -51,7 +49,9 @@ def read_environment(environment: Mapping[str, str] = os.environ) -> Processes:
     named = [environment.get(name, "") for name in run]
     # torchrun's run id and address are the same on every machine unless they are given.
     if environment.get("LOCAL_WORLD_SIZE") == size:
-        named.append(socket.gethostname())
+        named.append(os.uname().nodename)
+    from hashlib import sha256
+
     return Processes(int(rank), int(size), sha256("\n".join(named).encode()).hexdigest()[:12])
 
 

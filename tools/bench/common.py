@@ -103,9 +103,13 @@ def write_page(names: Sequence[str]) -> None:
     lines = [
         "# Benchmarks",
         "",
-        "Written by `make bench` (`python -m tools.bench`); the samples are in `build/bench/*.json`. Contenders take "
-        "turns, every number is a median, and every ratio is the median of the ratios of samples taken one after the "
-        "other.",
+        "Written by `make bench`, which runs all of them: about 25 minutes, 17 GB of disk and 5 GB of memory, on a "
+        "machine that should do nothing else. `python -m tools.bench split` runs one (`split`, `load`, `pipeline`, "
+        "`forward`, `scale`); `--rounds 9` takes more samples, `--small` tries it on models of a few MB and writes no"
+        " page, `--page` only writes the page. The samples are in `build/bench/*.json`.",
+        "",
+        "Contenders take turns, every number is a median, and every ratio is the median of the ratios of samples "
+        "taken one after the other.",
     ]
     for name in names:
         result = json.loads((RESULTS / f"{name}.json").read_text())

@@ -1,16 +1,17 @@
 """Scale: planning of the largest checkpoints, from sparse files with true headers; and split time against size."""
 
-import os
-import subprocess
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
-from tools.bench.common import MIB, RESULTS, ROOT, Options, middle, rows
+from tools.bench.commands import copy, measure
+from tools.bench.common import MIB, RESULTS, Options, middle, ratio, rows
 from tools.bench.sources import make_source, write_files
 
 Tensors = list[tuple[str, str, tuple[int, ...], int]]
@@ -32,8 +33,8 @@ def run(options: Options) -> dict[str, Any]:
             found["plans"][name] = {"tensors": len(tensors), **_plan(source, options.rounds)}
         for nbytes in SIZES[:2] if options.small else SIZES:
             source = make_source("dense", Path(work, "line"), nbytes)
-            found["sizes"][nbytes] = middle(_split_seconds(source, Path(work, "out")) for _ in range(options.rounds))
-            subprocess.run(["rm", "-r", str(source)], check=True)
+            found["sizes"][nbytes] = _split_beside_copy(source, Path(work, "out"), options.rounds)
+            shutil.rmtree(source)
     return found
 
 
@@ -126,16 +127,8 @@ def llama_405b() -> tuple[str, Tensors]:
 def _plan(source: Path, rounds: int) -> dict[str, float]:
     """Measure the dry run as a command, and the manifest that the split would have."""
     command = [sys.executable, "-m", "reshard", str(source), "--tp", "8", "--dry-run", "-o", str(source.with_name("o"))]
-    seconds, peaks = [], []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
-        seconds.append(time.perf_counter() - started)
-        peaks.append(usage.ru_maxrss << 10)
+    samples = [measure(command) for _ in range(rounds)]
+    seconds, peaks = ([sample[name] for sample in samples] for name in ("seconds", "peak_nbytes"))
     return {"seconds": middle(seconds), "peak_nbytes": max(peaks), **_manifest(source, rounds)}
 
 
@@ -176,11 +169,22 @@ def _seconds(action: Any) -> float:
     return time.perf_counter() - started
 
 
-def _split_seconds(source: Path, out: Path) -> float:
-    command = [sys.executable, "-m", "reshard", str(source), "--tp", "2", "-o", str(out), "-q"]
-    seconds = _seconds(lambda: subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL))
-    subprocess.run(["rm", "-r", str(out)], check=True)
-    return seconds
+def _split_beside_copy(source: Path, out: Path, rounds: int) -> dict[str, list[float]]:
+    """Measure a split, and a copy that is synced as it is, in turns."""
+    split = [sys.executable, "-m", "reshard", str(source), "--tp", "2", "-o", str(out), "-q"]
+    found: dict[str, list[float]] = {"seconds": [], "cpu_seconds": [], "copy_seconds": []}
+    for _ in range(rounds):
+        took, copied = (_measure_once(command, out) for command in (split, copy(source, out, synced=True)))
+        found["seconds"].append(took["seconds"])
+        found["cpu_seconds"].append(took["cpu_seconds"])
+        found["copy_seconds"].append(copied["seconds"])
+    return found
+
+
+def _measure_once(command: list[str], out: Path) -> dict[str, float]:
+    took = measure(command)
+    shutil.rmtree(out)
+    return took
 
 
 def table(result: dict[str, Any]) -> list[str]:
@@ -197,9 +201,17 @@ def table(result: dict[str, Any]) -> list[str]:
         ]
         for name, found in result["plans"].items()
     ]
-    sizes = [
-        [f"{int(nbytes) / (1 << 30):.2f}", f"{seconds:.2f}", f"{seconds / (int(nbytes) / (1 << 30)):.2f}"]
-        for nbytes, seconds in result["sizes"].items()
+    sizes = {int(nbytes) / (1 << 30): taken for nbytes, taken in result["sizes"].items()}
+    lines = [
+        [
+            f"{gib:.2f}",
+            f"{middle(taken['seconds']):.2f}",
+            f"{middle(taken['cpu_seconds']):.2f}",
+            f"{middle(taken['cpu_seconds']) / gib:.2f}",
+            f"{middle(taken['copy_seconds']):.2f}",
+            f"{ratio(taken['seconds'], taken['copy_seconds']):.2f}",
+        ]
+        for gib, taken in sizes.items()
     ]
     return [
         "## Scale",
@@ -209,7 +221,17 @@ def table(result: dict[str, Any]) -> list[str]:
         "",
         *rows(["checkpoint", "tensors", "dry run s", "peak MiB", "manifest MiB", "decode ms", "loader ms"], plans),
         "",
-        "A dense checkpoint on disk, split for 2 ranks, start-up included:",
+        "A dense checkpoint on disk, split for 2 ranks, start-up included, in turns with `cp -r` and a `sync` of its "
+        f"files. {_line('Processor time', sizes, 'cpu_seconds')} {_line('Time', sizes, 'seconds')} What does not fit "
+        "into memory goes as fast as the disk; `cp` beside it shows how fast that is.",
         "",
-        *rows(["GiB", "s", "s / GiB"], sizes),
+        *rows(["GiB", "s", "cpu s", "cpu s / GiB", "cp s", "s / cp"], lines),
     ]
+
+
+def _line(what: str, sizes: Mapping[float, Mapping[str, Sequence[float]]], name: str) -> str:
+    """Return the straight line through the medians, and how far the farthest is from it."""
+    seconds = {gib: middle(taken[name]) for gib, taken in sizes.items()}
+    slope, start = linear_regression([*seconds], [*seconds.values()])
+    off = max(abs(start + slope * gib - taken) / taken for gib, taken in seconds.items())
+    return f"{what} is {start:.2f} s and {slope:.2f} s a GiB, within {100 * off:.0f} %."

@@ -30,10 +30,10 @@ def main() -> int:
     store = Store(options.work / "records")
     key = peer_key() if options.peer else ours_key()
     for tp in options.degrees:
-        cases = [case for row in rows for case in cases_of(row, tp, peer=options.peer)]
+        cases = [case for row in rows for case in cases_of(row, tp, peer=options.peer, uneven=options.uneven)]
         todo = [case for case in cases if wanted(store, case, key, options)]
         run(tp, todo, options.work, store, key)
-    if options.only == "*" and options.degrees == [2, 4]:
+    if options.only == "*" and options.degrees == [2, 4] and not options.uneven:
         if options.peer:
             keep_peer(rows, store, key)
         write_report(TABLE, rows, store, kept_peer(), shown_rows(SHARES.read_text("utf-8")))
@@ -46,6 +46,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--only", default="*", metavar="PATTERN", help="types whose name fits, as in a shell")
     parser.add_argument("--degrees", type=int, nargs="+", default=[2, 4], metavar="N", help="numbers of ranks")
     parser.add_argument("--peer", action="store_true", help="run transformers' own tensor parallelism instead of ours")
+    parser.add_argument("--uneven", default="", choices=["ceil", "pad"], help="for numbers of ranks that do not divide")
     parser.add_argument("--fresh", action="store_true", help="run also what is there")
     parser.add_argument("--failed", action="store_true", help="run only what is missing or was not right")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "sweep", help="folder for models and outcomes")
@@ -109,7 +110,8 @@ def tell(rows: list[Subject], options: argparse.Namespace, store: Store) -> int:
     """Print how many are right; return 1 if one of ours is not."""
     wrong = 0
     for tp in options.degrees:
-        found = [store.get(case.name) for row in rows for case in cases_of(row, tp, peer=options.peer)]
+        cases = [case for row in rows for case in cases_of(row, tp, peer=options.peer, uneven=options.uneven)]
+        found = [store.get(case.name) for case in cases]
         right = sum(entry is not None and entry.right for entry in found)
         wrong += len(found) - right
         print(f"tp {tp}: {right} of {len(found)} right")

@@ -29,6 +29,7 @@ class Case(NamedTuple):
             parallelism; "shards" compares the tensors of a split with those that transformers' ranks hold; "given" is
             "run" of a split that is there.
         experts: Over how many ranks experts are divided.
+        uneven: What becomes of what the ranks do not divide; empty to refuse it.
         plan_source: Whose plan the split follows.
         values: Of the configuration, beside the tiny ones.
         generations: Arguments of `generate` by the name of a run.
@@ -38,6 +39,7 @@ class Case(NamedTuple):
     model_type: str
     kind: str = "run"
     experts: int = 1
+    uneven: str = ""
     plan_source: str = "reshard"
     values: dict[str, Any] = {}  # noqa: RUF012 - never changed
     generations: dict[str, dict[str, Any]] = {"greedy": {}}  # noqa: RUF012
@@ -109,7 +111,7 @@ def composite_has_experts(name: str, planned: dict[str, bool]) -> bool:
     return any(planned.get(spec.model_type, False) for spec in specs)
 
 
-def cases_of(subject: Subject, tp: int, *, peer: bool) -> Iterator[Case]:
+def cases_of(subject: Subject, tp: int, *, peer: bool, uneven: str = "") -> Iterator[Case]:
     """Yield a subject's cases at a number of ranks: every expert on all of them, then experts over two and over all.
 
     The peer divides experts over all ranks or none.
@@ -119,10 +121,11 @@ def cases_of(subject: Subject, tp: int, *, peer: bool) -> Iterator[Case]:
     kind = "peer" if peer else "run"
     degrees = [1]
     if subject.has_experts:
-        degrees += [tp] if peer else sorted({2, tp})
+        degrees += [tp] if peer or tp % 2 else sorted({2, tp})
     for experts in degrees:
         name = f"{subject.name}@tp{tp}" + (f"-ep{experts}" if experts > 1 else "") + ("-peer" if peer else "")
-        yield Case(name, subject.model_type, kind=kind, experts=experts, values=subject.values)
+        name += f"-{uneven}" if uneven else ""
+        yield Case(name, subject.model_type, kind=kind, experts=experts, uneven=uneven, values=subject.values)
 
 
 def ours_key() -> str:

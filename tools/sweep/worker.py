@@ -122,7 +122,7 @@ def prepare_split(case: Case, work: Path, world_size: int, model: Outcome) -> Ou
         return model
     if case.kind not in ("peer", "given"):
         progress["stage"] = "split"
-        options = {"experts": case.experts} if case.experts > 1 else {}
+        options = {"experts": case.experts, "uneven": case.uneven}
         source, target = work / "models" / case.model_name, work / "splits" / case.name
         shutil.rmtree(target, ignore_errors=True)
         split(source, target, tp=world_size, plan_source=case.plan_source, **options)
