@@ -20,6 +20,8 @@ from manifests.natural import alike
 from manifests.shown import shown, shown_name
 from manifests.styles import resolve_style
 
+UNCUT = ("cut_buffers", "all_gather")
+"""Styles that cut no parameter, and whose layout is that of what their step is about."""
 _CONDITION = re.compile(r"\[(?P<child>[^\[\]]*)\]")
 _PART = re.compile(r"(?:[^.\[\]]|\[[^\[\]]*\])+")
 
@@ -125,7 +127,7 @@ def build_rule(pattern: str, choice: object, label: str) -> Rule:
         raise PlanError(
             f"{label}: {shown_name(pattern)}: {style.name} takes no blocks; packed_colwise and packed_rowwise do"
         )
-    if layout and (blocks or style.contiguous or not (style.cuts or style.before == "cut_buffers")):
+    if layout and (blocks or style.contiguous or not (style.cuts or style.name in UNCUT)):
         raise PlanError(
             f"{label}: {shown_name(pattern)}: {style.name} takes no layout" + (" beside blocks" if blocks else "")
         )

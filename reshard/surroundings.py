@@ -178,23 +178,29 @@ class Surroundings:
         return values[0] if len(set(values)) == 1 else values
 
     def with_inputs(self, modules: Mapping[str, Module], meshes: Mapping[str, Mesh]) -> dict[str, Module]:
-        """Return the modules with the arguments of which every rank takes its part; of one rank it is all."""
+        """Return the modules with the arguments of which every rank takes its part.
+
+        Of one rank it is all, and so it is of heads that the plan leaves whole.
+        """
         completed = dict(modules)
         if self._world.size == 1 or not self._plan.inputs:
             return completed
         for module, bindings in self._fitting(self._plan.inputs):
             own = completed.get(module, Module("replicate"))
-            inputs = tuple(self._input(binding, module, meshes) for binding in bindings)
-            completed[module] = msgspec.structs.replace(own, inputs=inputs)
+            found = (self._input(binding, module, meshes) for binding in bindings)
+            if inputs := tuple(filter(None, found)):
+                completed[module] = msgspec.structs.replace(own, inputs=inputs)
         return completed
 
-    def _input(self, binding: InputBinding, module: str, meshes: Mapping[str, Mesh]) -> Input:
+    def _input(self, binding: InputBinding, module: str, meshes: Mapping[str, Mesh]) -> Input | None:
         try:
             axis = parse_axis(binding.layout, self._wishes.axes.sizes_in(module))
         except PlanError as error:
             raise PlanError(f"{self._plan.label}: inputs of {module}: {error}") from error
         grouped = axis.mesh_axes() & {"kv", "rep"}
-        mesh = meshes.get(module, (("kv", 1), ("rep", 1))) if grouped else self._world.plain_mesh
+        mesh = meshes.get(module) if grouped else self._world.plain_mesh
+        if mesh is None:
+            return None
         return Input(binding.name, binding.dim, str(fit(axis, mesh, self._world.uneven)), mesh)
 
     def _fitting(self, patterns: Mapping[str, Entry]) -> Iterator[tuple[str, Entry]]:

@@ -171,6 +171,18 @@ class Biased(Part):
         return nn.functional.linear((x @ self.up.T).relu(), self.down) + self.offset
 
 
+class Placed(nn.Module):
+    """A layer and a table, of which a part of the features each are added, and no weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 8)
+        self.table = nn.Parameter(torch.empty(3, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x) + self.table
+
+
 class UnitNorm(nn.Module):
     """A norm by the length, without parameters."""
 
@@ -569,6 +581,19 @@ CASES = (
         Whole,
         {"part": "all_reduce", "part.up": "colwise", "part.down": "rowwise"},
         (call(numbers(2, 6)), call(None)),
+    ),
+    Case(
+        "all_gather",
+        lambda: chain(part=Placed()),
+        {"part": "all_gather", "part.up": "colwise", "part.table": {"style": "colwise", "dim": 1}},
+        (call(numbers(2, 3, 6)), call(numbers(0, 3, 6))),
+        compiles=True,
+    ),
+    Case(
+        "ep_dispatch_experts, without being asked",
+        lambda: Routes(by_name=False),
+        ROUTED["experts"],
+        (ROUTING,),
     ),
     Case(
         "moe_tp_experts",

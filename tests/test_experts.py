@@ -178,3 +178,23 @@ def test_a_bias_of_the_rank_that_counts_it_must_be_in_its_file(tmp_path: Path) -
         open_shard(out, 2)
     assert mentions(caught.value, "moe.experts.down_proj_bias", "rank 2", "in none of its files")
     assert len(list(open_shard(out, 3))) == len(manifest.tensors)
+
+
+def test_a_plan_that_keeps_experts_whole_divides_them_over_all_ranks(tmp_path: Path) -> None:
+    """Nobody asks for it: the table `plan` has the rules. Asked to divide them over fewer, the others are copies."""
+    folder = save(tmp_path / "m", TENSORS)
+    both = {"plan": PLAN["experts"], "experts": PLAN["experts"]}
+    for experts, parts in ((1, 4), (2, 2)):
+        out = tmp_path / str(experts)
+        manifest = split(folder, out, tp=4, experts=experts, plan=both)
+        assert manifest.modules["moe.experts"].mesh == (("ep", parts), ("rep", 4 // parts))
+        for rank in range(4):
+            mine = of_rank(out, rank, 4)
+            assert mine["moe.experts.down_proj"] == stored(DOWN.chunk(parts)[rank * parts // 4])
+            assert mine["moe.router.weight"] == stored(ROUTER)
+        merge(out, tmp_path / f"back {experts}")
+        merged = tmp_path / f"back {experts}/model.safetensors"
+        assert merged.read_bytes() == (folder / "model.safetensors").read_bytes()
+    with pytest.raises(DegreeError) as caught:
+        plan(folder, tp=3, plan=both["plan"])
+    assert mentions(caught.value, "moe.experts.down_proj", "4", "tp 1, 2, 4 would do")

@@ -19,6 +19,7 @@ from tools.proportions import PROPORTIONS
 from tools.shares import PAGE, build, compared_types, line, measure, place, reasons, shown_rows
 from tools.sweep.__main__ import TABLE
 from tools.sweep.cases import Case, cases_of, subjects
+from tools.sweep.own import OWN_PARTS
 from tools.sweep.pool import Outcomes, work_through
 from tools.sweep.records import record
 from tools.sweep.tiny import tiny_model
@@ -109,7 +110,8 @@ def test_a_share_above_the_bound_has_a_reason(name: str):
 
 
 def test_a_row_needs_a_reason_if_it_is_above_the_bound_at_one_number_of_ranks():
-    page = "## By type\n|\n|\n| a | 1 B | - | - | 0.52 | 0.28 |  |\n| b | 1 B | - | - | 0.52 | 0.29 |  |\n"
+    page = "## By type\n\n| type | |\n|---|\n| a | 1 B | - | - | 0.52 | 0.28 |  |\n"
+    page += "| b | 1 B | - | - | 0.52 | 0.29 |  |\n"
     page += "| c | 1 B | - | - | 0.50 | 0.25 uneven | heads |\n| d | 1 B | - | - | 0.50 | tp 1, 2 | heads |\n"
     assert [name for name, row in shown_rows(page).items() if row.above] == ["b", "c", "d"]
 
@@ -155,7 +157,10 @@ def test_decoders_without_a_plan_are_listed():
     lacking = set(decoders.without_plan())
     assert {"xlstm", "zamba2"} <= lacking
     assert not lacking & {*exported()["types"], *compared_types(WORK)}
-    assert {"qwen2_audio", "paligemma"} <= set(decoders.not_run(WORK))
+    apart = decoders.not_run(WORK)
+    assert {"qwen2_audio", "paligemma"} <= set(apart)
+    classes = [cls for name in apart for cls in exported()["types"][name]["classes"].values()]
+    assert {scope[1] for cls in classes for scope in cls["scopes"]} <= {*compared_types(WORK), *OWN_PARTS}
 
 
 @pytest.mark.parametrize("name", QUICK)

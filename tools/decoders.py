@@ -45,7 +45,7 @@ def without_plan() -> list[str]:
 
 
 def not_run(work: Path) -> list[str]:
-    """Return the decoders with a plan that the sweep does not run: they are made of parts that it runs."""
+    """Return the decoders with a plan that the sweep does not run itself."""
     run = {row.model_type for row in subjects(work)}
     return sorted((decoders() & set(model_types())) - run)
 
@@ -57,7 +57,7 @@ def section(work: Path) -> Iterator[str]:
     yield from textwrap.wrap(
         f"Of the {len(decoders())} types that generate text in transformers, {len(lacking)} have no plan, neither of "
         "transformers nor of ours. What you can do: a [plan of your own](plans.md), or [one that is proposed](auto.md) "
-        "from names and shapes, which `reshard check` proves. Why they have none:",
+        "from names and shapes; [checking](plans.md#checking-a-plan) proves either. Why they have none:",
         WIDTH,
     )
     yield ""
@@ -65,7 +65,7 @@ def section(work: Path) -> Iterator[str]:
         names = [f"`{name}`" for name in lacking if WHY.get(name, UNWRITTEN) == why]
         yield from wrapped(names, f"* {why}: ") if names else ()
     yield ""
-    yield f"{len(apart)} more have a plan and no row in the sweep: they are made of a language model and parts that do."
+    yield f"{len(apart)} more have a plan and no row in the sweep; all of their parts that are divided have one:"
     yield ""
     yield from wrapped(f"`{name}`" for name in apart)
     yield ""

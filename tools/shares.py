@@ -175,9 +175,9 @@ class Shown(NamedTuple):
 
 def shown_rows(page: str) -> dict[str, Shown]:
     """Return the rows of a page by type."""
-    lines = page.partition(HEADING)[2].splitlines()[2:]
-    rows = [[cell.strip() for cell in text[1:-1].split("|")] for text in lines if text]
-    return {row[0]: Shown(tuple(row[2:4]), tuple(row[4:6]), row[6]) for row in rows}
+    lines = [text for text in page.partition(HEADING)[2].splitlines() if text.startswith("| ")]
+    rows = [[cell.strip() for cell in text[1:-1].split("|")] for text in lines]
+    return {row[0]: Shown(tuple(row[2:4]), tuple(row[4:6]), row[6]) for row in rows if row[0] != "type"}
 
 
 def table(rows: list[Shares], known: Mapping[str, str]) -> list[str]:
