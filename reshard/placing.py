@@ -99,6 +99,7 @@ class _Resolver:
         wishes = self.wishes.all()
         demands = {name: wish for name, wish in wishes.items() if isinstance(wish, Demand)}
         placements = {name: wish for name, wish in wishes.items() if isinstance(wish, Placement)}
+        del wishes
         surroundings = Surroundings(self.plan, self.world, self.wishes)
         modules = surroundings.modules(demands)
         self._check_rules_used()
@@ -109,13 +110,14 @@ class _Resolver:
             mesh = mesh_for(demand, meshes, self.world)
             granted[id(demand)] = demand.placed(mesh or self.world.plain_mesh)
             self._check_summed(demand, granted[id(demand)])
-        placements.update(zip(demands, map(granted.__getitem__, map(id, demands.values())), strict=True))
-        self._check_ties(placements)
+        granted_of = _Granted(demands, placements, granted)
+        placed = self._placed(granted_of)
+        self._check_ties(granted_of)
         self._note_shorter(demands)
         self._note_little(demands)
         return Resolution(
-            tensors=self._placed(placements),
-            rules={name: rule for name, rule in self.wishes.rules.items() if name in self.model.tensors},
+            tensors=placed,
+            rules=self._rules(),
             modules=surroundings.with_inputs(surroundings.with_meshes(modules, meshes), meshes),
             attributes=surroundings.attributes(meshes),
             ties=dict(self.model.ties),
@@ -123,12 +125,18 @@ class _Resolver:
             notes=(*self.wishes.axes.notes, *self.notes),
         )
 
-    def _placed(self, placements: Mapping[str, Placement]) -> dict[str, Tensor]:
+    def _rules(self) -> dict[str, Rule]:
+        """Return the rules that took tensors, without those of parameters that are another one."""
+        for name in self.model.ties.keys() - self.model.tensors.keys():
+            self.wishes.rules.pop(name, None)
+        return self.wishes.rules
+
+    def _placed(self, granted: "_Granted") -> dict[str, Tensor]:
         """Return the tensors with their placements; those that are alike are one object."""
         shared: dict[tuple[int, int], Tensor] = {}
         placed: dict[str, Tensor] = {}
         for name, tensor in self.model.tensors.items():
-            placement = placements.get(name, REPLICATED)
+            placement = granted.of(name)
             key = id(tensor), id(placement)
             found = shared.get(key)
             if found is None:
@@ -208,7 +216,10 @@ class _Resolver:
         different = {id(tensor): tensor for tensor in tensors.values()}
         numel = {key: 0 if tensor.unused else prod(tensor.shape) for key, tensor in different.items()}
         every = sum(numel[key] * count for key, count in Counter(map(id, tensors.values())).items())
-        whole = sum(numel[id(tensor)] for name, tensor in tensors.items() if name not in demands)
+        wanted = {id(demand): demand for demand in demands.values()}
+        divided = sum(prod(wanted[key].shape) * count for key, count in Counter(map(id, demands.values())).items())
+        divided -= sum(prod(demands[name].shape) for name in demands.keys() & self.model.ties.keys())
+        whole = every - divided
         if self.world.size > 1 and 2 * whole > every:
             share = 100 * whole // every
             idle = self.world.experts == 1 and self.plan.expert_rules
@@ -217,12 +228,31 @@ class _Resolver:
                 + ("--ep N divides the experts" if idle else "a plan of your own may divide more")
             ] = None
 
-    def _check_ties(self, placements: Mapping[str, Placement]) -> None:
+    def _check_ties(self, granted: "_Granted") -> None:
         for name, source in self.model.ties.items():
-            if placements.get(name, REPLICATED) != placements.get(source, REPLICATED):
+            if granted.of(name) != granted.of(source):
                 rules = [self.wishes.rules.get(tied) for tied in (name, source)]
                 styles = [rule.style if rule else "no rule" for rule in rules]
                 raise PlanError(
                     f"{self.plan.label}: {name} is tied to {source}, but their rules cut them differently "
                     f"({styles[0]}, {styles[1]})"
                 )
+
+
+class _Granted(NamedTuple):
+    """What was granted.
+
+    Attributes:
+        demands: The tensors that are to be divided.
+        placements: Of the others those that a rule takes.
+        meshed: The placements that demands have, by the identities of these.
+    """
+
+    demands: Mapping[str, Demand]
+    placements: Mapping[str, Placement]
+    meshed: Mapping[int, Placement]
+
+    def of(self, name: str) -> Placement:
+        """Return the placement of a tensor."""
+        demand = self.demands.get(name)
+        return self.placements.get(name, REPLICATED) if demand is None else self.meshed[id(demand)]
