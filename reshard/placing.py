@@ -4,7 +4,7 @@ All that does not fit is collected and reported at once, with the numbers of ran
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -98,8 +98,6 @@ class _Resolver:
             raise PlanError(f"{self.plan.label}: ep {self.world.experts}: has no rules that divide experts")
         wishes = self.wishes.all()
         demands = {name: wish for name, wish in wishes.items() if isinstance(wish, Demand)}
-        placements = {name: wish for name, wish in wishes.items() if isinstance(wish, Placement)}
-        del wishes
         surroundings = Surroundings(self.plan, self.world, self.wishes)
         modules = surroundings.modules(demands)
         self._check_rules_used()
@@ -110,9 +108,9 @@ class _Resolver:
             mesh = mesh_for(demand, meshes, self.world)
             granted[id(demand)] = demand.placed(mesh or self.world.plain_mesh)
             self._check_summed(demand, granted[id(demand)])
-        granted_of = _Granted(demands, placements, granted)
-        placed = self._placed(granted_of)
-        self._check_ties(granted_of)
+        placements = _Granted(wishes, granted)
+        placed = self._placed(placements)
+        self._check_ties(placements)
         self._note_shorter(demands)
         self._note_little(demands)
         return Resolution(
@@ -131,12 +129,13 @@ class _Resolver:
             self.wishes.rules.pop(name, None)
         return self.wishes.rules
 
-    def _placed(self, granted: "_Granted") -> dict[str, Tensor]:
+    def _placed(self, placements: "_Granted") -> dict[str, Tensor]:
         """Return the tensors with their placements; those that are alike are one object."""
         shared: dict[tuple[int, int], Tensor] = {}
         placed: dict[str, Tensor] = {}
+        of_used = iter(placements)
         for name, tensor in self.model.tensors.items():
-            placement = granted.of(name)
+            placement = REPLICATED if tensor.unused else next(of_used)
             key = id(tensor), id(placement)
             found = shared.get(key)
             if found is None:
@@ -228,9 +227,9 @@ class _Resolver:
                 + ("--ep N divides the experts" if idle else "a plan of your own may divide more")
             ] = None
 
-    def _check_ties(self, granted: "_Granted") -> None:
+    def _check_ties(self, placements: "_Granted") -> None:
         for name, source in self.model.ties.items():
-            if granted.of(name) != granted.of(source):
+            if placements.of(name) != placements.of(source):
                 rules = [self.wishes.rules.get(tied) for tied in (name, source)]
                 styles = [rule.style if rule else "no rule" for rule in rules]
                 raise PlanError(
@@ -239,20 +238,24 @@ class _Resolver:
                 )
 
 
-class _Granted(NamedTuple):
-    """What was granted.
+class _Granted:
+    """The placements of tensors: what their wishes were granted.
 
-    Attributes:
-        demands: The tensors that are to be divided.
-        placements: Of the others those that a rule takes.
-        meshed: The placements that demands have, by the identities of these.
+    Args:
+        wishes: By tensor, in the order of the used ones.
+        granted: The placements of demands, by the identities of these.
     """
 
-    demands: Mapping[str, Demand]
-    placements: Mapping[str, Placement]
-    meshed: Mapping[int, Placement]
+    def __init__(self, wishes: Mapping[str, Demand | Placement], granted: Mapping[int, Placement]) -> None:
+        self._wishes = wishes
+        self._granted = granted
 
     def of(self, name: str) -> Placement:
         """Return the placement of a tensor."""
-        demand = self.demands.get(name)
-        return self.placements.get(name, REPLICATED) if demand is None else self.meshed[id(demand)]
+        wish = self._wishes[name]
+        return self._granted[id(wish)] if isinstance(wish, Demand) else wish
+
+    def __iter__(self) -> Iterator[Placement]:
+        """Yield the placements of all, in their order."""
+        for wish in self._wishes.values():
+            yield self._granted[id(wish)] if isinstance(wish, Demand) else wish
