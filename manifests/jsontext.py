@@ -59,11 +59,12 @@ def _load_plain(text: bytes) -> dict[str, Any] | None:
 
 
 def _count_keys(value: object) -> int:
-    if isinstance(value, list):
-        return sum(map(_count_keys, value))
-    if not isinstance(value, dict):
+    inner = list(value.values()) if isinstance(value, dict) else value
+    if not isinstance(inner, list):
         return 0
-    return len(value) + sum(_count_keys(inner) for inner in value.values() if isinstance(inner, dict | list))
+    own = len(inner) if isinstance(value, dict) else 0
+    nested = {dict, list}.intersection(map(type, inner))
+    return own + (sum(map(_count_keys, inner)) if nested else 0)
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
