@@ -2,15 +2,18 @@
 
 import re
 from collections.abc import Collection, Iterable
-from itertools import count
+from itertools import count, islice
+from operator import lt
 
 _NUMBER = re.compile(r"(\d+)")
 _NUMBERED = re.compile(r"\d(?<![^.\n].)\d*(?![^.\n])")
 """A part of a name that is a number, in a text of one name a line. It looks behind its first digit, which is found
 sooner than a place that a digit follows."""
 _AFTER_TEXT = re.compile(r"\n(?<!\d\n)")
-_MOST_DIGITS = 20
+_MOST_DIGITS = 10
 """Of a number in names that are compared as texts."""
+_AT_ONCE = 4096
+"""Names of which texts are made at once."""
 
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -31,18 +34,21 @@ def natural_order(names: Iterable[str]) -> list[str]:
     ['layers.02.w', 'layers.2.w', 'layers.10.w', 'layers.w']
     """
     names = list(names)
-    text = "\n".join(names)
-    plain = text.isascii() and text.count("\n") == max(len(names) - 1, 0) and text.replace("\n", "").isprintable()
-    pieces = _NUMBER.split(f"{text}\n") if plain and "" not in names else []
-    numbers = pieces[1::2]
-    width = max(map(len, numbers), default=0)
-    if not pieces or width > _MOST_DIGITS:
-        return sorted(names, key=natural_key)
-    # Numbers of one width compare as texts. A text ends before all that it begins; then comes a number or, after that,
-    # the end of the name, which comes after texts as well.
-    pieces[1::2] = [f"\1\0{number.zfill(width)}" for number in numbers]
-    keys = _AFTER_TEXT.sub("\1\n", "".join(pieces)).replace("\n", "\x7f\n")
-    return [name for _, name in sorted(zip(keys.split("\n"), names, strict=False))]
+    keys: list[str] = []
+    for begin in range(0, len(names), _AT_ONCE):
+        some = names[begin : begin + _AT_ONCE]
+        text = "\n".join(some)
+        plain = text.isascii() and text.count("\n") == len(some) - 1 and text.replace("\n", "").isprintable()
+        pieces = _NUMBER.split(f"{text}\n") if plain and "" not in some else []
+        if not pieces or max(map(len, pieces[1::2]), default=0) > _MOST_DIGITS:
+            return sorted(names, key=natural_key)
+        # Numbers of one width compare as texts. A text ends before all that it begins; then comes a number or, after
+        # that, the end of the name, which comes after texts as well.
+        pieces[1::2] = [f"\1\0{number.zfill(_MOST_DIGITS)}" for number in pieces[1::2]]
+        keys += _AFTER_TEXT.sub("\1\n", "".join(pieces)).replace("\n", "\x7f\n").split("\n")[:-1]
+    if all(map(lt, keys, islice(keys, 1, None))):
+        return names
+    return [name for _, name in sorted(zip(keys, names, strict=True))]
 
 
 def kind_of(name: str) -> str:

@@ -150,7 +150,7 @@ class MoveTable(Moves):
         self.places = places
         self.files = array("I")
         self.offsets = array("Q")
-        self.order: Sequence[int] = ()
+        self.order = array("I")
 
     def sort(self) -> None:
         """Put the moves in the order in which their first sources lie."""

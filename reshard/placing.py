@@ -4,7 +4,7 @@ All that does not fit is collected and reported at once, with the numbers of ran
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -106,7 +106,6 @@ class _Resolver:
             raise PlanError(f"{self.plan.label}: ep {self.world.experts}: has no rules that divide experts")
         wishes = self.wishes.all()
         demands = {name: wish for name, wish in wishes.items() if isinstance(wish, Demand)}
-        placements = {name: wish for name, wish in wishes.items() if isinstance(wish, Placement)}
         surroundings = Surroundings(self.plan, self.world, self.wishes)
         modules = surroundings.modules(demands)
         self._check_rules_used()
@@ -117,26 +116,35 @@ class _Resolver:
             mesh = mesh_for(demand, meshes, self.world) or self.world.plain_mesh
             fitted = demand.fitted(mesh, self.world.uneven)
             granted[id(demand)] = Granted(fitted, self._counted(fitted, mesh))
-        placements.update((name, granted[id(demand)].placement) for name, demand in demands.items())
+        placements = _Placements(wishes, granted)
+        placed = self._placed(placements)
+        shares = self._shares(demands, granted, modules)
         self._check_ties(placements)
         self.notes |= dict.fromkeys(tell_parts(demands, granted, self.world.size))
         self._note_little(demands)
         return Resolution(
-            tensors=self._placed(placements),
-            rules={name: rule for name, rule in self.wishes.rules.items() if name in self.model.tensors},
+            tensors=placed,
+            rules=self._rules(),
             modules=surroundings.with_inputs(surroundings.with_meshes(modules, meshes), meshes),
-            attributes=surroundings.attributes(meshes, self._shares(demands, granted, modules)),
+            attributes=surroundings.attributes(meshes, shares),
             ties=dict(self.model.ties),
             sizes=dict(sorted(self.model.sizes.used.items())),
             notes=(*self.wishes.axes.notes, *self.notes),
         )
 
-    def _placed(self, placements: Mapping[str, Placement]) -> dict[str, Tensor]:
+    def _rules(self) -> dict[str, Rule]:
+        """Return the rules that took tensors, without those of parameters that are another one."""
+        for name in self.model.ties.keys() - self.model.tensors.keys():
+            self.wishes.rules.pop(name, None)
+        return self.wishes.rules
+
+    def _placed(self, placements: "_Placements") -> dict[str, Tensor]:
         """Return the tensors with their placements; those that are alike are one object."""
         shared: dict[tuple[int, int], Tensor] = {}
         placed: dict[str, Tensor] = {}
+        of_used = iter(placements)
         for name, tensor in self.model.tensors.items():
-            placement = placements.get(name, REPLICATED)
+            placement = REPLICATED if tensor.unused else next(of_used)
             key = id(tensor), id(placement)
             found = shared.get(key)
             if found is None:
@@ -238,7 +246,10 @@ class _Resolver:
         different = {id(tensor): tensor for tensor in tensors.values()}
         numel = {key: 0 if tensor.unused else prod(tensor.shape) for key, tensor in different.items()}
         every = sum(numel[key] * count for key, count in Counter(map(id, tensors.values())).items())
-        whole = sum(numel[id(tensor)] for name, tensor in tensors.items() if name not in demands)
+        wanted = {id(demand): demand for demand in demands.values()}
+        divided = sum(prod(wanted[key].shape) * count for key, count in Counter(map(id, demands.values())).items())
+        divided -= sum(prod(demands[name].shape) for name in demands.keys() & self.model.ties.keys())
+        whole = every - divided
         if self.world.size > 1 and 2 * whole > every:
             share = 100 * whole // every
             idle = self.world.experts == 1 and self.plan.expert_rules
@@ -247,12 +258,35 @@ class _Resolver:
                 + ("--ep N divides the experts" if idle else "a plan of your own may divide more")
             ] = None
 
-    def _check_ties(self, placements: Mapping[str, Placement]) -> None:
+    def _check_ties(self, placements: "_Placements") -> None:
         for name, source in self.model.ties.items():
-            if placements.get(name, REPLICATED) != placements.get(source, REPLICATED):
+            if placements.of(name) != placements.of(source):
                 rules = [self.wishes.rules.get(tied) for tied in (name, source)]
                 styles = [rule.style if rule else "no rule" for rule in rules]
                 raise PlanError(
                     f"{self.plan.label}: {name} is tied to {source}, but their rules cut them differently "
                     f"({styles[0]}, {styles[1]})"
                 )
+
+
+class _Placements:
+    """The placements of tensors: what their wishes were granted.
+
+    Args:
+        wishes: By tensor, in the order of the used ones.
+        granted: What demands were granted, by the identities of these.
+    """
+
+    def __init__(self, wishes: Mapping[str, Demand | Placement], granted: Mapping[int, Granted]) -> None:
+        self._wishes = wishes
+        self._granted = granted
+
+    def of(self, name: str) -> Placement:
+        """Return the placement of a tensor."""
+        wish = self._wishes[name]
+        return self._granted[id(wish)].placement if isinstance(wish, Demand) else wish
+
+    def __iter__(self) -> Iterator[Placement]:
+        """Yield the placements of all, in their order."""
+        for wish in self._wishes.values():
+            yield self._granted[id(wish)].placement if isinstance(wish, Demand) else wish

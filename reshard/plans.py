@@ -252,13 +252,16 @@ def modules_of(names: Iterable[str]) -> list[str]:
     ['a', 'a.b', 'a.c']
     """
     modules: dict[str, None] = {"": None}
-    for owner in dict.fromkeys([name.rpartition(".")[0] for name in names]):
-        module, above = owner, owner.rpartition(".")[0]
-        between: list[str] = []
-        while above not in modules:
-            between.append(above)
-            above = above.rpartition(".")[0]
-        modules.update(dict.fromkeys(reversed(between)))
+    for name in names:
+        module = name.rpartition(".")[0]
+        if module in modules:
+            continue
+        above = module.rpartition(".")[0]
+        if above not in modules:
+            between = [above]
+            while (above := above.rpartition(".")[0]) not in modules:
+                between.append(above)
+            modules.update(dict.fromkeys(reversed(between)))
         modules[module] = None
     del modules[""]
     return list(modules)

@@ -152,8 +152,7 @@ def write_split(
         OutputError: A file cannot be written.
     """
     how: dict[str, Any] = {"jobs": jobs, "memory": memory, "progress": progress, "journal": journal}
-    hashes = write_files(planned, planned.program, folder, **how)
-    return write_manifest(planned, hashes, folder)
+    return write_manifest(planned, write_files(planned, planned.program, folder, **how), folder)
 
 
 def write_files(
@@ -215,6 +214,7 @@ def prepare(
 def write_manifest(planned: SplitPlan, hashes: Hashes, folder: Path) -> Manifest:
     """Carry over the other files of the source and write the manifest, the last file of a split."""
     manifest = _build_manifest(planned, hashes, _carry(planned, folder))
+    del hashes  # the manifest has them, and of 100,000 tensors they are many
     write_synced(folder / MANIFEST_NAME, encoded(manifest))
     return manifest
 

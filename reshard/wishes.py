@@ -79,9 +79,11 @@ class Wishes:
         self._model = model
         self._plan = plan
         self._world = world
-        used = {name: tensor for name, tensor in model.tensors.items() if not tensor.unused}
+        used = model.tensors
+        if any(tensor.unused for tensor in used.values()):
+            used = {name: tensor for name, tensor in used.items() if not tensor.unused}
         # A tied parameter is planned like a stored one: its rule must lead to the placement of what it is tied to.
-        self.tensors = {**used, **{name: used[source] for name, source in model.ties.items()}}
+        self.tensors = {**used, **{name: used[source] for name, source in model.ties.items()}} if model.ties else used
         self.find = RuleFinder(plan, experts=world.experts > 1)
         self.axes = AxisFinder(plan, model.sizes, used)
         self.rules: dict[str, Rule] = {}
@@ -100,7 +102,7 @@ class Wishes:
             numbers[(kind, id(tensor)) if plain and name.endswith(".weight") else self._kind(name, kind)]
             for name, tensor, kind in kinds
         ]
-        first = dict(zip(reversed(together), reversed(self.tensors), strict=True))
+        first = dict(zip(reversed(together), reversed([*self.tensors]), strict=True))
         decided = [self._decide(first[number]) for number in range(len(numbers))]
         rules = [self.rules.get(first[number]) for number in range(len(numbers))]
         self.rules.update(

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 
 from manifests.errors import CheckpointError
-from manifests.header import StoredTensor, encode_header, parse_header, read_header
+from manifests.header import StoredTensor, encode_header, encoded_text, parse_header, read_header, text_nbytes
 from tests.checkpoints import count, mentions, stored
 
 NAME = "model-00002-of-00002.safetensors"
@@ -206,6 +206,26 @@ def test_an_encoded_header_is_that_of_the_library(metadata: dict[str, str] | Non
     nbytes = 8 + int.from_bytes(content[:8], "little")
     header = parse_header(content[8:nbytes], len(content), "x")
     assert encode_header(header.tensors, header.metadata) == content[:nbytes]
+
+
+ODD_NAMES = ('quote"', "back\\slash", "é", "\u2028", "tab\t", "\x7f", "%d%s", ",", '","', "\U0001f600")
+
+
+@pytest.mark.parametrize("names", [(), ODD_NAMES, tuple(f"w.{at}" for at in range(5000))], ids=["none", "odd", "many"])
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
+def test_the_length_of_a_header_is_known_before_it_is_made(
+    names: tuple[str, ...], metadata: dict[str, str] | None
+) -> None:
+    tensors = {
+        name: torch.zeros(at % 3, at % 2 + 1, dtype=(torch.uint8, torch.int16)[at % 2]) for at, name in enumerate(names)
+    }
+    content = save(tensors, metadata)
+    text = content[8 : 8 + int.from_bytes(content[:8], "little")]
+    columns = parse_header(text, len(content), "x").tensors
+    assert columns.names == list(json.loads(text))[metadata is not None :]
+    made = b"".join(encoded_text(columns.names, columns.types, columns.begins, columns.ends, metadata))
+    assert made == text.rstrip(b" ")
+    assert text_nbytes(columns.names, columns.types, columns.ends, metadata) == len(made)
 
 
 @pytest.mark.parametrize("alignment", [8, 64, 4096])

@@ -18,6 +18,15 @@ def test_many_names_are_ordered_as_their_keys(kinds: int) -> None:
         assert natural_order(names) == sorted(names, key=natural_key)
 
 
+def test_numbers_of_one_value_are_told_apart_by_their_texts() -> None:
+    assert natural_order(["a.1", "a.01", "a.001.b"]) == ["a.001.b", "a.01", "a.1"]
+
+
+def test_many_names_are_in_one_order() -> None:
+    names = [f"layers.{at}.{part}" for at in range(3000) for part in ("a", "b")]
+    assert natural_order(sorted(names)) == natural_order(names) == names
+
+
 def test_the_order_by_hand() -> None:
     names = ["3", "a", "a.2", "a.2.b", "a.02", "a.10", "a.b", "a2", "ab", "a-1"]
     assert natural_order(names) == ["3", "a2", "a", "a-1", "a.2.b", "a.02", "a.2", "a.10", "a.b", "ab"]

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import xxhash
@@ -49,6 +49,29 @@ def read_in_files(program: Program, read: Mapping[Input, Tiles]) -> list[str]:
     return _listed_in_files(len(program.input_files), rows)
 
 
+class _Hashed(NamedTuple):
+    """Tiles in columns: the file of each, its first byte, and its hash."""
+
+    files: Column
+    offsets: Column
+    digests: Column
+
+    def only(self, chosen: Column) -> "_Hashed":
+        """Return what is chosen of them."""
+        return self if chosen.all() else _Hashed(*(column[chosen] for column in self))
+
+    def and_those_of(self, streams: Sequence[Stream]) -> "_Hashed":
+        """Return them and the tiles of streams."""
+        counts = [len(stream.hashes) for stream in streams]
+        first = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        tile = np.arange(first[-1]) - np.repeat(first[:-1], counts)
+        files = np.repeat(np.array([stream.file for stream in streams], np.int64), counts)
+        begins = np.repeat(np.array([stream.offset for stream in streams], np.int64), counts)
+        hashed = b"".join(bytes.fromhex("".join(stream.hashes)) for stream in streams)
+        more = files, begins + tile * tiles.TILE_NBYTES, _digests(hashed)
+        return _Hashed(*map(np.concatenate, zip(self, more, strict=True)))
+
+
 class Written(Sequence[tuple[Tiles, ...]]):
     """The hashes of what was written: for every move, for every part, those of its tiles."""
 
@@ -61,10 +84,10 @@ class Written(Sequence[tuple[Tiles, ...]]):
         """Return the hashes of all that every output file holds, in the order of its bytes."""
         small = self._machine.small
         done = np.repeat(np.frombuffer(small.done, bool), np.diff(small.rows.starts))
-        digests = np.frombuffer(small.written, np.uint8).reshape(-1, HASH_NBYTES)
-        done &= (digests != np.frombuffer(_NO_BYTES, np.uint8)).any(axis=1)
-        rows = small.rows.part_files[done], small.rows.part_offsets[done], digests[done]
-        return _in_files(self._files, *rows, self._machine.written.values())
+        digests = _digests(small.written)
+        done &= digests.view("V16")[:, 0] != np.void(_NO_BYTES)
+        hashed = _Hashed(small.rows.part_files, small.rows.part_offsets, digests).only(done)
+        return _in_files(self._files, hashed, self._machine.written.values())
 
     def __len__(self) -> int:
         return len(self._moves)
@@ -98,9 +121,8 @@ class Read(Mapping[Input, Tiles]):
         """Return the hashes of all that was read of every input file, in the order of its bytes."""
         small = self._machine.small
         done = np.frombuffer(small.done, bool)
-        digests = np.frombuffer(small.read, np.uint8).reshape(-1, HASH_NBYTES)
-        rows = small.rows.files[done], small.rows.offsets[done], digests[done]
-        return _in_files(self._files, *rows, self._machine.read.values())
+        hashed = _Hashed(small.rows.files, small.rows.offsets, _digests(small.read)).only(done)
+        return _in_files(self._files, hashed, self._machine.read.values())
 
     @cached_property
     def _small(self) -> dict[tuple[int, int, int], int]:
@@ -160,29 +182,24 @@ def _listed_in_files(count: int, rows: Iterable[tuple[tuple[int, int], Tiles]]) 
         for tile in range(len(hashes)):
             files.append(file)
             offsets.append(offset + tile * tiles.TILE_NBYTES)
-    digests = np.frombuffer(hashed, np.uint8).reshape(-1, HASH_NBYTES)
-    return _in_files(count, np.array(files, np.int64), np.array(offsets, np.int64), digests, ())
+    return _in_files(count, _Hashed(np.array(files, np.int64), np.array(offsets, np.int64), _digests(hashed)), ())
 
 
-def _in_files(count: int, files: Column, offsets: Column, digests: Column, streams: Iterable[Stream]) -> list[str]:
+def _in_files(count: int, small: _Hashed, streams: Iterable[Stream]) -> list[str]:
     """Return the hashes of the tiles in each of so many files, in the order of their bytes.
 
     Args:
         count: Number of files.
-        files: The file of each small tensor.
-        offsets: Its first byte.
-        digests: Its hash.
+        small: The small tensors.
         streams: The larger ones.
     """
     large = [*streams]
-    tile_counts = [len(stream.hashes) for stream in large]
-    first = np.concatenate(([0], np.cumsum(tile_counts, dtype=np.int64)))
-    tile = np.arange(first[-1]) - np.repeat(first[:-1], tile_counts)
-    begins = np.repeat(np.array([stream.offset for stream in large], np.int64), tile_counts) + tile * tiles.TILE_NBYTES
-    hashed = b"".join(bytes.fromhex("".join(stream.hashes)) for stream in large)
-    files = np.concatenate((files, np.repeat(np.array([stream.file for stream in large], np.int64), tile_counts)))
-    offsets = np.concatenate((offsets, begins))
-    digests = np.concatenate((digests, np.frombuffer(hashed, np.uint8).reshape(-1, HASH_NBYTES)))
+    files, offsets, digests = small.and_those_of(large) if large else small
     order = np.lexsort((offsets, files))
     ends = np.searchsorted(files[order], np.arange(count), "right").tolist()
     return [digests[order[begin:end]].tobytes().hex() for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _digests(hashed: bytes | bytearray) -> Column:
+    """Return hashes that follow each other as rows of bytes."""
+    return np.frombuffer(hashed, np.uint8).reshape(-1, HASH_NBYTES)

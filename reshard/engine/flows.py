@@ -129,7 +129,9 @@ def groups(moves: Sequence[Move]) -> dict[int, list[int]]:
             for at in members[small]:
                 group_of[at] = large
             members[large] += members.pop(small)
-    return {position: list[int]() for position in group_of} | {min(group): sorted(group) for group in members.values()}
+    found: dict[int, list[int]] = {position: [] for position in group_of}
+    found.update((min(group), sorted(group)) for group in members.values())
+    return found
 
 
 def _joined(moves: Sequence[Move], positions: Sequence[int]) -> Flow | None:

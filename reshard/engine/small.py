@@ -70,38 +70,41 @@ class Rows(NamedTuple):
 
 def _rows_of_table(table: MoveTable) -> Rows:
     places = table.places
-    order = np.asarray(table.order, np.int64)
-    starts = np.frombuffer(places.starts, np.uint64).astype(np.int64)
-    counts = np.diff(starts)[order]
-    part_starts = np.concatenate(([0], np.cumsum(counts)))
-    # From the parts in the order of the moves to those in the order of the tensors.
-    back = np.arange(part_starts[-1]) + np.repeat(starts[:-1][order] - part_starts[:-1], counts)
+    starts = np.frombuffer(places.starts, np.int64)
+    counts = np.diff(starts)
+    files, offsets = np.frombuffer(table.files, np.int32), np.frombuffer(table.offsets, np.int64)
     kinds = list({id(kind): kind for kind in table.kinds}.values())
     numbers = {id(kind): number for number, kind in enumerate(kinds)}
-    kind = np.fromiter(map(numbers.__getitem__, map(id, table.kinds)), np.int64, len(order))[order]
-    whole = np.array([0 if kind.cast else kind.nbytes for kind in kinds], np.int64)[kind]
-    if table.gathers:
-        whole[np.isin(order, np.fromiter(table.gathers, np.int64))] = 0
-    return Rows(
-        whole,
-        np.array(table.files, np.int32)[order],
-        np.array(table.offsets, np.int64)[order],
-        np.array([kind.item_nbytes for kind in kinds], np.int32)[kind],
-        _forms(table, kind, counts, part_starts, np.array(places.ranks, np.int32)[back]),
-        part_starts,
-        np.array(places.files, np.int32)[back],
-        np.array(places.offsets, np.int64)[back],
-    )
+    kind = np.fromiter(map(numbers.__getitem__, map(id, table.kinds)), np.int32, len(table))
+    parts = [np.frombuffer(column, np.int32) for column in (places.files, places.ranks)]
+    part_files, ranks, part_offsets = *parts, np.frombuffer(places.offsets, np.int64)
+    order = np.frombuffer(table.order, np.int32)
+    if (order[1:] < order[:-1]).any():
+        # The parts in the order of the moves, from those in the order of the tensors.
+        files, offsets, kind = files[order], offsets[order], kind[order]
+        back, counts = starts[:-1][order], counts[order]
+        starts = np.concatenate(([0], np.cumsum(counts)))
+        back = np.arange(starts[-1]) + np.repeat(back - starts[:-1], counts)
+        part_files, ranks, part_offsets = part_files[back], ranks[back], part_offsets[back]
+    nbytes = np.array([0 if kind.cast else kind.nbytes for kind in kinds], np.int64)[kind]
+    nbytes[table.gathering()] = 0
+    items = np.array([kind.item_nbytes for kind in kinds], np.int32)[kind]
+    forms = _forms(table, kind, counts, ranks)
+    return Rows(nbytes, files, offsets, items, forms, starts, part_files, part_offsets)
 
 
-def _forms(table: MoveTable, kinds: Column, counts: Column, starts: Column, ranks: Column) -> Column:
+def _forms(table: MoveTable, kinds: Column, counts: Column, ranks: Column) -> Column:
     """Return the numbers of the forms of a table's moves: what is asked is only where one follows another."""
     if not len(kinds):
         return kinds
     differs = np.concatenate(([True], (kinds[1:] != kinds[:-1]) | (counts[1:] != counts[:-1])))
-    of_part = np.repeat(np.arange(len(kinds)), counts)
-    before = np.maximum(np.arange(len(ranks)) - np.concatenate(([0], counts[:-1]))[of_part], 0)
-    differs[of_part[ranks != ranks[before]]] = True
+    if differs[1:].any():
+        of_part = np.repeat(np.arange(len(kinds)), counts)
+        before = np.maximum(np.arange(len(ranks)) - np.concatenate(([0], counts[:-1]))[of_part], 0)
+        differs[of_part[ranks != ranks[before]]] = True
+    else:
+        rows = ranks.reshape(len(kinds), -1)
+        differs[1:] |= (rows[1:] != rows[:-1]).any(axis=1)
     numbers: dict[Hashable, int] = {}
     firsts = np.flatnonzero(differs)
     found = [numbers.setdefault(table.form(at), len(numbers)) for at in firsts.tolist()]

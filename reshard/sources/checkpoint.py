@@ -214,9 +214,10 @@ def _read_index(folder: Folder, name: str) -> dict[str, str]:
     weight_map = read_object(folder, name).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{label}: has no weight_map")
-    known: set[str] = set()
+    known: dict[str, str] = {}
     for tensor, file in weight_map.items():
         if isinstance(file, str) and file in known:
+            weight_map[tensor] = known[file]  # one text for all that are equal
             continue
         if not is_file_name(file):
             raise CheckpointError(
@@ -224,7 +225,7 @@ def _read_index(folder: Folder, name: str) -> dict[str, str]:
             )
         if not file.endswith(".safetensors"):
             raise CheckpointError(f"{label}: {shown_name(tensor)}: {shown(file)} is not a safetensors file")
-        known.add(file)
+        known[file] = file
     return weight_map
 
 
