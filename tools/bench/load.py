@@ -135,5 +135,6 @@ MEANING = (
     "is what a copy to a device has to read. For `load_file` and plain `read` there is no model, and nothing is "
     "checked. *Private* is the growth of RssAnon until ready, *peak* that of all resident memory until the end, "
     "*touched* the file pages that were mapped in and the bytes of read calls, over the bytes of the rank's "
-    "tensors."
+    "tensors. On a CPU `auto` maps, whether the pages are cached or not: the first two rows are its choice and the "
+    "other one."
 )
