@@ -97,8 +97,6 @@ class Opening:
         try:
             for work in self._work:
                 work.result()
-            for _, memory in self._reading:
-                memory.finish()
         finally:
             self.stop()
 
@@ -106,7 +104,8 @@ class Opening:
         """End the work that was not begun, and wait for what was."""
         if self._workers is not None:
             self._workers.shutdown(cancel_futures=True)
-        for source, _ in self._reading:
+        for source, memory in self._reading:
+            memory.finish()
             source.close()
         self._workers, self._work, self._reading = None, [], []
 
@@ -124,7 +123,7 @@ class Opening:
         if self._device.type == "cpu":
             return HostMemory(nbytes)
         self._pinned = self._pinned or PinnedPool(self._device, STRETCH_NBYTES + TILE_NBYTES)
-        return DeviceMemory(nbytes, self._device, self._pinned)
+        return DeviceMemory(nbytes, self._pinned)
 
     def _submit(self, work: "partial[None]", extents: Mapping[str, Extent]) -> None:
         if self._workers is None:

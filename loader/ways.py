@@ -1,8 +1,10 @@
 """Which way a rank's files are read: mapped, or read into memory.
 
 A mapping costs nothing before it is used, and a page that another machine takes away under it kills the process. So
-local files are mapped, those of network and FUSE file systems are read; and what goes to a device is read, since all of
-it is needed at once.
+local files are mapped, those of network and FUSE file systems are read; and what goes to a GPU is read through pinned
+buffers, since all of it is needed at once. Whether the pages are cached changes neither: if they are, a mapping copies
+nothing; if not, a first forward that reads what it uses from a local disk ends before one for which all was read, and
+no later than one for which the pages were asked for ahead (docs/operations.md has the measurement).
 """
 
 import os

@@ -11,10 +11,20 @@ from manifests.errors import LoadError
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+_SUM = dist.AllreduceOptions()
+if hasattr(_SUM, "asyncOp"):  # from torch 2.7 on
+    _SUM.asyncOp = False
+
 
 def summed(tensor: torch.Tensor, group: Group) -> torch.Tensor:
-    """Sum a contiguous tensor over the ranks, in place, and return it."""
-    dist.all_reduce(tensor, group=group)
+    """Sum a contiguous tensor over the ranks, in place, and return it.
+
+    It is ``dist.all_reduce`` without what that makes and compares anew in every call; what is special has it itself.
+    """
+    if torch.compiler.is_compiling() or tensor.is_complex() or (ranks := group or dist.group.WORLD) is None:
+        dist.all_reduce(tensor, group=group)
+    elif (work := ranks.allreduce([tensor], _SUM)) is not None:
+        work.wait()
     return tensor
 
 

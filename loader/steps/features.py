@@ -6,7 +6,6 @@ Features are the last dimension; those of a convolution are the one before its p
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import pad
 from torch.nn.modules.conv import _ConvNd
@@ -20,13 +19,12 @@ from manifests.placement import bound_axis
 
 def all_reduce(site: Site) -> Step:
     """Return the step that sums the output over the ranks, in place; None stays None."""
-    group, reduce, kind = site.group, dist.all_reduce, torch.Tensor
+    group, kind = site.group, torch.Tensor
 
     def after(module: nn.Module, _: tuple[Any, ...], output: torch.Tensor | None) -> torch.Tensor | None:
         # The usual case by the shortest way: it is what every layer does twice.
         if type(output) is kind and output.is_contiguous() and not output.requires_grad:
-            reduce(output, group=group)
-            return output
+            return summed(output, group)
         return None if output is None else summed(collectable(module, output), group)
 
     return Step(after=after)

@@ -45,12 +45,10 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "dense": ("llama", LLAMA | {"num_hidden_layers": 14}, "bfloat16"),
     "moe": ("mixtral", MIXTRAL | {"num_hidden_layers": 11}, "bfloat16"),
     "half": ("llama", LLAMA | {"num_hidden_layers": 7}, "bfloat16"),
-    "wide": ("llama", LLAMA | {"num_hidden_layers": 7}, "float32"),
     "llama": ("llama", FORWARD, "float32"),
     "phi3": ("phi3", FORWARD | {"pad_token_id": 0}, "float32"),
 }
-"""Name to model type, configuration and dtype; "wide" has the shapes of "half" in float32, as a split that changes the
-dtype has them."""
+"""Name to model type, configuration and dtype."""
 
 
 def checkpoint(name: str, *, small: bool = False) -> Path:
@@ -84,15 +82,19 @@ def _make(name: str, folder: Path, *, small: bool) -> None:
     model.save_pretrained(folder, max_shard_size="512MB")
 
 
-def split_of(source: Path, tp: int, *options: str) -> Path:
-    """Return the folder of a split, made if it is not there or is of an earlier format."""
+def split_of(source: Path, tp: int, dtype: str | None = None) -> Path:
+    """Return the folder of a split, made if it is not there or is of an earlier format.
+
+    A dtype is one that the splitter converts to.
+    """
     from manifests.errors import ReshardError
     from manifests.runtime import read_runtime
 
-    out = source.with_name(f"{source.name}-tp{tp}")
+    out = source.with_name(f"{source.name}-tp{tp}" + (f"-{dtype}" if dtype else ""))
     try:
         read_runtime(out)
     except ReshardError:
         command = [sys.executable, "-m", "reshard", str(source), "--tp", str(tp), "-o", str(out), "--force", "-q"]
-        subprocess.run([*command, *options], check=True, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        command += ["--dtype", dtype] if dtype else []
+        subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     return out
