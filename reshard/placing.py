@@ -25,7 +25,7 @@ from reshard.degrees import (
     mesh_for,
     shown_degrees,
 )
-from reshard.meeting import Side, check_meeting
+from reshard.meeting import Side, check_joined, check_meeting, taken_sides
 from reshard.model import Model
 from reshard.plans import Plan, expand_conditions
 from reshard.remarks import tell_parts
@@ -122,11 +122,12 @@ class _Resolver:
         self._check_ties(placements)
         self.notes |= dict.fromkeys(tell_parts(demands, granted, self.world.size))
         self._note_little(demands)
+        surrounded = surroundings.with_inputs(surroundings.with_meshes(modules, meshes), meshes)
         return Resolution(
             tensors=self._placed(placements),
             rules={name: rule for name, rule in self.wishes.rules.items() if name in self.model.tensors},
-            modules=surroundings.with_inputs(surroundings.with_meshes(modules, meshes), meshes),
-            attributes=surroundings.attributes(meshes, self._shares(demands, granted)),
+            modules=surrounded,
+            attributes=surroundings.attributes(meshes, self._shares(demands, granted, surrounded)),
             ties=dict(self.model.ties),
             sizes=dict(sorted(self.model.sizes.used.items())),
             notes=(*self.wishes.axes.notes, *self.notes),
@@ -201,7 +202,9 @@ class _Resolver:
                 f"{len(parts)} for {self.world.size} ranks, copies among them; divide it over kv and rep"
             )
 
-    def _shares(self, demands: Mapping[str, Demand], granted: Mapping[int, Granted]) -> dict[str, Shares]:
+    def _shares(
+        self, demands: Mapping[str, Demand], granted: Mapping[int, Granted], modules: Mapping[str, Module]
+    ) -> dict[str, Shares]:
         """Return the ranks' shares of what is divided in each module, if parts may be uneven.
 
         Raises:
@@ -222,7 +225,8 @@ class _Resolver:
                 if cut.axis.mesh_axes() == {"ep"}:
                     continue
                 sides.append(Side(name, cut.axis, placement.mesh, cut.summed, cut.plain))
-        check_meeting(sides, self.world.size, self.plan.label)
+        check_meeting([*sides, *taken_sides(modules, self.world.plain_mesh)], self.world.size, self.plan.label)
+        check_joined(sides, modules, self.plan.label)
         shares = {axes: shares_of(axes, self.world.size) for axes in {frozenset(axes) for axes in groups.values()}}
         return {group: shares[frozenset(axes)] for group, axes in groups.items()}
 
