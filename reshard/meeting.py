@@ -177,12 +177,15 @@ def _segments(side: Side) -> Iterator[Side]:
 
 
 def _layers(sides: Iterable[Side]) -> Iterator[list[Side]]:
-    """Yield the axes of every layer: of names that are equal up to the first number of a module with others inside."""
+    """Yield the axes of every layer: of names that are equal up to the first number of a module with others inside.
+
+    Without such a number it is up to the first part; modules of the model itself are one layer.
+    """
     layers: dict[str, list[Side]] = {}
     for side in sides:
-        parts = side.name.split(".")
-        numbers = (at for at, part in enumerate(parts[:-2]) if part.isdecimal())
-        layers.setdefault(".".join(parts[: next(numbers, 0) + 1]), []).append(side)
+        *above, _, _ = ("", *side.name.split("."))
+        numbers = (at for at, part in enumerate(above) if part.isdecimal())
+        layers.setdefault(".".join(above[: next(numbers, 1) + 1]), []).append(side)
     yield from layers.values()
 
 
