@@ -5,16 +5,17 @@ other by columns.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
 from manifests.errors import PlanError
-from manifests.layout import Axis, Mesh, Segment, rank_runs
+from manifests.layout import Axis, Mesh, Segment, mesh_sizes, rank_runs
 from manifests.manifest import Module
 from manifests.natural import kind_of
 from manifests.placement import bound_axis
-from manifests.runs import Runs
+from manifests.runs import Runs, expand
 from reshard.shares import Shares, shares_of
 from reshard.uneven import is_uneven
 
@@ -110,8 +111,8 @@ class _Layer:
                 continue
             others = [other for other in self._sides if not other.summed] if side.summed else mine
             beside = _nearest(side, [other for other in others if other != side and not other.plain], every=True)
-            # What divides as well, if it is known to be heads, beside others of which ranks have more or fewer.
-            heads = not (side.plain or side.summed)
+            # What divides as well, if it is known to be heads that are divided, beside others that do not.
+            heads = not (side.plain or side.summed) and self._shares_by_axis(side) != {}
             doubtful = (side, *beside) if heads else (side,)
             if not any(is_uneven(other.axis, other.mesh) for other in doubtful):
                 continue
@@ -146,16 +147,23 @@ class _Layer:
         return [part for part in self._parts[maker] if part.size == side.axis.size]
 
     def _is_shared_alike(self, side: Side, others: Sequence[Side]) -> bool:
-        mine = self._shares(side)
+        mine = self._shares_by_axis(side)
         if side.plain or not mine:
             return False
-        theirs = [self._shares(other) for other in others]
         # Those over kv alone are those of queries over kv and rep; heads over all ranks, those over both.
-        own = {name: mine[name] for name in side.axis.mesh_axes() if name in mine}
-        return any(own.items() <= shares.items() or mine["tp"] == shares["tp"] for shares in theirs if shares)
+        heads = _heads(side.axis, side.mesh, self._ranks)
+        return any(
+            mine.items() <= self._shares_by_axis(other).items()
+            or heads == _heads(other.axis, other.mesh, self._ranks) != ()
+            for other in others
+        )
 
     def _shares(self, side: Side) -> Shares:
         return shares_of([(side.axis, side.mesh)], self._ranks)
+
+    def _shares_by_axis(self, side: Side) -> Shares:
+        named = side.axis.mesh_axes()
+        return {name: shares for name, shares in self._shares(side).items() if name in named}
 
 
 def _nearest(side: Side, others: list[Side], *, every: bool) -> list[Side]:
@@ -200,6 +208,36 @@ def _parts_of(axis: Axis) -> Iterator[Axis]:
             yield Axis((Segment(segment.factors[begin:], segment.body),))
             for end in range(divided[-1] + 1, len(segment.factors)):
                 yield Axis((Segment(segment.factors[begin:end]),))
+
+
+@lru_cache(maxsize=4096)
+def _heads(axis: Axis, mesh: Mesh, ranks: int) -> tuple[tuple[tuple[Fraction, Fraction], ...], ...]:
+    """Return which stretches of one segment's divided factors every rank has, of the whole; none if it is not so."""
+    sizes = mesh_sizes(mesh)
+    (segment,) = axis.segments
+    divided = [at for at, factor in enumerate(segment.factors) if sizes.get(factor.on, 1) > 1]
+    inside = segment.body.all_factors() if segment.body else ()
+    if not divided or any(sizes.get(factor.on, 1) > 1 for factor in inside):
+        return ()
+    begin = next(at for at, factor in enumerate(segment.factors) if factor.on)
+    heads = Axis((Segment(segment.factors[begin : divided[-1] + 1]),))
+    return tuple(
+        tuple((Fraction(first, heads.size), Fraction(end, heads.size)) for first, end in _stretches(runs))
+        for runs in _owned(heads, mesh, ranks)
+    )
+
+
+def _stretches(runs: Runs) -> Iterator[tuple[int, int]]:
+    """Yield where what runs take begins and ends, what is adjacent as one."""
+    begin = end = 0
+    for src, _, length in sorted(expand(runs)):
+        if src != end:
+            if end > begin:
+                yield begin, end
+            begin = src
+        end = src + length
+    if end > begin:
+        yield begin, end
 
 
 @lru_cache(maxsize=4096)
