@@ -185,5 +185,5 @@ def _cut(whole: torch.Tensor, tensor: Tensor, rank: int) -> torch.Tensor:
         )
         if spans != [(0, 0, whole.shape[dim])]:
             chosen = [torch.arange(src, src + length, device=whole.device) for _, src, length in spans]
-            part = part.index_select(dim, torch.cat(chosen))
+            part = part.index_select(dim, torch.cat([torch.arange(0, device=whole.device), *chosen]))
     return filled(part.view(whole.dtype), tensor, rank)

@@ -25,12 +25,12 @@ from reshard.degrees import (
     mesh_for,
     shown_degrees,
 )
-from reshard.meeting import Side, check_joined, check_meeting
+from reshard.meeting import Side, check_joined, check_meeting, taken_sides
 from reshard.model import Model
 from reshard.plans import Plan, expand_conditions
 from reshard.remarks import tell_parts
 from reshard.shares import Shares, shares_of
-from reshard.surroundings import Surroundings, joins_unknown
+from reshard.surroundings import Surroundings
 from reshard.uneven import POLICIES, Uneven
 from reshard.wishes import Wishes
 
@@ -118,14 +118,15 @@ class _Resolver:
             granted[id(demand)] = Granted(fitted, self._counted(fitted, mesh))
         placements = _Placements(wishes, granted)
         placed = self._placed(placements)
-        shares = self._shares(demands, granted, modules)
+        surrounded = surroundings.with_inputs(surroundings.with_meshes(modules, meshes), meshes)
+        shares = self._shares(demands, granted, surrounded)
         self._check_ties(placements)
         self.notes |= dict.fromkeys(tell_parts(demands, granted, self.world.size))
         self._note_little(demands)
         return Resolution(
             tensors=placed,
             rules=self._rules(),
-            modules=surroundings.with_inputs(surroundings.with_meshes(modules, meshes), meshes),
+            modules=surrounded,
             attributes=surroundings.attributes(meshes, shares),
             ties=dict(self.model.ties),
             sizes=dict(sorted(self.model.sizes.used.items())),
@@ -235,8 +236,8 @@ class _Resolver:
                 if cut.axis.mesh_axes() == {"ep"}:
                     continue
                 sides.append(Side(name, cut.axis, placement.mesh, cut.summed, cut.plain))
-        check_joined((name for name, module in modules.items() if joins_unknown(module)), sides, self.plan.label)
-        check_meeting(sides, self.world.size, self.plan.label)
+        check_joined(sides, modules, self.plan.label)
+        check_meeting([*sides, *taken_sides(modules, self.world.plain_mesh)], self.world.size, self.plan.label)
         shares = {axes: shares_of(axes, self.world.size) for axes in {frozenset(axes) for axes in groups.values()}}
         return {group: shares[frozenset(axes)] for group, axes in groups.items()}
 

@@ -13,7 +13,8 @@ Shares = dict[str, tuple[Fraction, ...]]
 def shares_of(divided: Iterable[tuple[Axis, Mesh]], ranks: int) -> Shares:
     """Return the share that every rank runs of what axes divide over each mesh axis.
 
-    A mesh axis over which two of them have other shares is left out: it is not known what an attribute speaks of.
+    A mesh axis over which two of them have other shares is left out: it is not known what an attribute speaks of. So is
+    ``tp`` where a width over all ranks has others than heads over the axes of the mesh.
 
     >>> from manifests.expression import parse_axis
     >>> heads = parse_axis("(3@kv, 3@rep, 64)"), (("kv", 2), ("rep", 1))
@@ -29,9 +30,11 @@ def shares_of(divided: Iterable[tuple[Axis, Mesh]], ranks: int) -> Shares:
                 shares = tuple(_share(factor, mesh, sizes, rank) for rank in range(ranks))
                 if found.setdefault(factor.on, shares) != shares:
                     unknown.add(factor.on)
-    if "tp" not in found:
-        found["tp"] = tuple(prod((found[name][rank] for name in found), start=Fraction(1)) for rank in range(ranks))
-        unknown |= {"tp"} if unknown else set()
+    heads = [found[name] for name in found if name != "tp"]
+    together = tuple(prod((shares[rank] for shares in heads), start=Fraction(1)) for rank in range(ranks))
+    if (unknown and "tp" not in found) or (heads and found.get("tp", together) != together):
+        unknown.add("tp")
+    found.setdefault("tp", together)
     return {name: shares for name, shares in found.items() if name not in unknown}
 
 

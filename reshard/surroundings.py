@@ -223,11 +223,6 @@ class Surroundings:
             raise PlanError(f"{self._plan.label}: attributes of {module}: {error}") from error
 
 
-def joins_unknown(module: Module) -> bool:
-    """Tell whether a step joins what the ranks have, and no axis says how much that is."""
-    return module.before == "gather_input" or (module.after == "all_gather" and not module.axis)
-
-
 @lru_cache(maxsize=4096)
 def _text(axis: Axis) -> str:
     return str(axis)

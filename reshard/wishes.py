@@ -214,8 +214,9 @@ class Wishes:
             return None
         if self._is_vocabulary(style, module, size):
             return Wanted(dim, axis, unit, shorter=True)
-        # The grouped matrix products of experts want rows of 16 bytes.
-        needed = max(1, 16 // atom(defining.dtype)[1]) if direct and len(defining.shape) > 2 else 1
+        # The grouped matrix products of experts want rows of 16 bytes; what is added to them is cut as they are.
+        stacked = self.tensors.get(name.removesuffix("_bias"), defining) if direct else None
+        needed = max(1, 16 // atom(stacked.dtype)[1]) if stacked and len(stacked.shape) > 2 else 1
         grain = Grain(lcm(*self._model.scale_blocks), needed)
         known = not self._world.uneven or self.axes.is_known(rule, style, name if direct else module)
         return Wanted(dim, axis, unit, grain=grain, summed=style.cuts == "in", plain=not known)

@@ -189,10 +189,10 @@ class TiedPair(nn.Module):
 
 
 @torch.inference_mode()
-def compare(build: Callable[[], nn.Module], plan: Any, *args: Any) -> Outcome:
+def compare(build: Callable[[], nn.Module], plan: Any, *args: Any, uneven: str = "") -> Outcome:
     whole = filled(build())
     cut = filled(build())
-    parallelize(cut, plan)
+    parallelize(cut, plan, uneven=uneven)
     return {
         "output": cut(*args),
         "expected": whole(*args),
@@ -255,9 +255,14 @@ def save_refused() -> Outcome:
 
 
 GATED = {"gate_up": "packed_colwise", "down": "rowwise"}
+ONE_UNIT = {
+    "gate_up": {"style": "colwise", "layout": "(2, 1*, 8)"},
+    "down": {"style": "rowwise", "layout": "(1*, 8)"},
+}
 TIED = {"embed": "embedding_rowwise", "head": "colwise_gather_output"}
 CHECKS: dict[str, Callable[[], Outcome]] = {
     "plain": lambda: compare(GatedMlp, GATED, numbers(2, 3, 6)),
+    "nothing on a rank": lambda: compare(GatedMlp, ONE_UNIT, numbers(2, 3, 6), uneven="pad"),
     "tied": lambda: compare(TiedPair, TIED, torch.tensor([[0, 5, 9]])),
     "one block twice": lambda: compare(shared_block, {f"*.{k}": v for k, v in GATED.items()}, numbers(2, 3, 6)),
     "second call": lambda: refused(cut_before),

@@ -88,6 +88,7 @@ def test_collectives_of_a_forward(outcomes: Outcomes, name: str):
 
 SHAPES: dict[str, dict[str, list[int]]] = {
     "plain": {"gate_up.weight": [8, 6], "gate_up.bias": [8], "down.weight": [5, 4], "down.bias": [5]},
+    "nothing on a rank": {"gate_up.weight": [16, 6], "gate_up.bias": [16], "down.weight": [5, 8], "down.bias": [5]},
     "tied": {"embed.weight": [5, 4]},
     "one block twice": {
         "0.gate_up.weight": [8, 6],
