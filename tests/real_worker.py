@@ -15,7 +15,7 @@ PROMPTS = (
     "List the planets of the solar system.",
     "Write a short story about a cat who learns to read.",
 )
-NEW_TOKENS = 40
+NEW_TOKENS = int(os.environ.get("NEW_TOKENS", "40"))
 
 
 def main(folder: str, results: str, *dtypes: str) -> None:
