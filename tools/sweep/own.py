@@ -360,6 +360,8 @@ OWN_COMPOSITES: dict[str, Values] = {
 """Types made of two of them, with values of their own."""
 
 OWN_PARTS = {
+    "clap_audio_model": "clap",
+    "florence_vision": "florence2",
     "git_vision_model": "git",
     "parakeet_encoder": "parakeet_ctc",
     "pix2struct_text_model": "pix2struct",
