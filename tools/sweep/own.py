@@ -14,6 +14,9 @@ BATCH, LENGTH = 2, 12
 BANDS = 8
 """Bands of a sound."""
 
+DESCRIBED = 90
+"""Stands for a part of an image, for florence2."""
+
 OWN_SIZES: Values = {
     **SIZES,
     # Other names of the sizes.
@@ -323,6 +326,7 @@ OWN_COMPOSITES: dict[str, Values] = {
             "projection_dim": 64,
         },
         "text_config": {"model_type": "bart"},
+        "image_token_id": DESCRIBED,
     },
     "gpt-sw3": {},
     "fuyu": {"text_config": {"model_type": "persimmon"}},
@@ -421,6 +425,13 @@ def translated(generator: torch.Generator) -> Inputs:
     return {**text(generator), "decoder_input_ids": text(generator)["input_ids"][:, :7]}
 
 
+def described(generator: torch.Generator) -> Inputs:
+    """The same, where the first tokens for the encoder stand for an image: one for each of its patches, and one for all."""
+    inputs = translated(generator)
+    inputs["input_ids"][:, :5] = DESCRIBED
+    return {**inputs, **image(generator)}
+
+
 def image(generator: torch.Generator, *shape: int) -> Inputs:
     """One image of 16 x 16 points a row."""
     return {"pixel_values": torch.randn(BATCH, *(shape or (3, 16, 16)), generator=generator)}
@@ -496,7 +507,7 @@ OWN_INPUTS: dict[str, Callable[[torch.Generator], Inputs]] = {
                 "pegasus",
                 "plbart",
             ),
-            *("florence2", "pop2piano", "seamless_m4t", "seamless_m4t_v2"),
+            *("pop2piano", "seamless_m4t", "seamless_m4t_v2"),
             *("bigbird_pegasus", "fsmt", "led", "mvp", "nllb-moe", "pegasus_x", "prophetnet"),
             *("switch_transformers", "t5", "umt5"),
         ),
@@ -581,6 +592,7 @@ OWN_INPUTS: dict[str, Callable[[torch.Generator], Inputs]] = {
         **text(generator),
         "decoder_input_ids": torch.randint(5, 90, (BATCH, 7, 9), generator=generator),
     },
+    "florence2": described,
     "idefics": lambda generator: {
         **text(generator),
         **image(generator, 1, 3, 16, 16),
