@@ -262,6 +262,20 @@ OWN_TYPES: dict[str, Values] = {
 }
 """What a type needs beside them, or otherwise."""
 
+POSES: Values = {
+    "model_type": "vitpose_backbone",
+    "image_size": [16, 16],
+    "patch_size": [8, 8],
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "mlp_ratio": 2,
+    "out_indices": [2],
+    "num_experts": 2,
+    "part_features": 16,
+}
+"""Two kinds of poses, each with an expert."""
+
 OWN_VARIANTS: dict[str, tuple[str, Values]] = {
     "big_bird+full": ("big_bird", {"attention_type": "original_full"}),
     "deberta+talking_head": ("deberta", {"talking_head": True}),
@@ -281,6 +295,7 @@ OWN_VARIANTS: dict[str, tuple[str, Values]] = {
     "dinov3_vit+gated": ("dinov3_vit", {"use_gated_mlp": True}),
     "longt5+global": ("longt5", {"encoder_attention_type": "transient-global"}),
     "stablelm+norms": ("stablelm", {"qk_layernorm": True}),
+    "vitpose+experts": ("vitpose", {"backbone_config": POSES}),
     "t5+gated": ("t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
 }
 """Types whose layers are others with other values of the configuration."""
@@ -426,7 +441,7 @@ def translated(generator: torch.Generator) -> Inputs:
 
 
 def described(generator: torch.Generator) -> Inputs:
-    """The same, where the first tokens for the encoder stand for an image: one for each of its patches, and one for all."""
+    """The same with an image, for each of whose four patches, and for all of it, a token stands in the encoder."""
     inputs = translated(generator)
     inputs["input_ids"][:, :5] = DESCRIBED
     return {**inputs, **image(generator)}
@@ -539,7 +554,7 @@ OWN_INPUTS: dict[str, Callable[[torch.Generator], Inputs]] = {
                 "swin",
             ),
             *("owlv2_vision_model", "sam_hq_vision_model", "sam_vision_model", "swinv2", "vitdet", "vitpose_backbone"),
-            *("depth_anything", "vitpose"),
+            "depth_anything",
         ),
         image,
     ),
@@ -593,6 +608,7 @@ OWN_INPUTS: dict[str, Callable[[torch.Generator], Inputs]] = {
         "decoder_input_ids": torch.randint(5, 90, (BATCH, 7, 9), generator=generator),
     },
     "florence2": described,
+    "vitpose": lambda generator: {**image(generator), "dataset_index": torch.arange(BATCH)},
     "idefics": lambda generator: {
         **text(generator),
         **image(generator, 1, 3, 16, 16),
