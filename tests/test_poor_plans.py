@@ -141,7 +141,7 @@ def test_the_table_of_the_sweep_shows_the_shares_and_reasons():
     assert shown == {name: (", ".join(row.ours), row.reason) for name, row in ROWS.items()}
 
 
-@pytest.mark.parametrize("name", ROWS if FULL else QUICK)
+@pytest.mark.parametrize("name", ROWS if FULL else (*QUICK, "csm", "mobilebert", "xclip"))
 def test_the_page_says_what_the_planner_gives(name: str):
     subject = compared_types(WORK)[name]
     found = measure(subject, build(subject.model_type))
@@ -156,9 +156,10 @@ def test_what_is_given_beside_the_defaults_has_a_source():
         assert all(part.startswith(kinds) for part in given.source.split(", ")), name
 
 
-@pytest.mark.parametrize(
-    "name", PROPORTIONS if FULL else ["chameleon", "deepseek_ocr2_text", "detr", "nemotron", "wav2vec2-bert"]
-)
+NEEDED = ("chameleon", "deepseek_ocr2_text", "detr", "nemotron", "qwen4_exp_text", "wav2vec2-bert")
+
+
+@pytest.mark.parametrize("name", PROPORTIONS if FULL else NEEDED)
 def test_what_is_given_is_needed(name: str, monkeypatch: pytest.MonkeyPatch):
     """Without it there is no model, or no number of ranks divides it."""
     subject = next(row for row in compared_types(WORK).values() if row.model_type == name)
