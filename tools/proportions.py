@@ -26,14 +26,20 @@ class Given(NamedTuple):
 
 OCR: Values = {"mlp_layer_types": ["dense"] + ["sparse"] * 31, "moe_intermediate_size": 1408}
 
+BACKBONE: Values = {"use_timm_backbone": False, "backbone_config": {"model_type": "resnet"}}
+
 PROPORTIONS: dict[str, Given] = {
+    "chameleon": Given({"vocabulary_map": {}}, "smallest"),
     "cohere_compass_text": Given(
         rotary_by_layer({"layer_types": ["full_attention", "sliding_attention"] * 20}), "layers"
     ),
+    # The default is the same of a package that is not needed otherwise.
+    "conditional_detr": Given(BACKBONE, "like resnet"),
     # 1407, the default, is odd.
     "deepseek_ocr2": Given({"text_config": OCR}, "layers, of DeepSeek-V2-Lite"),
     "deepseek_ocr2_text": Given(OCR, "layers, of DeepSeek-V2-Lite"),
     "deepseek_v2": Given({"moe_intermediate_size": 1408}, "of DeepSeek-V2-Lite"),
+    "detr": Given(BACKBONE, "like resnet"),
     "diffusion_gemma_text": Given(
         {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}, "of diffusiongemma-26B-A4B-it"
     ),
@@ -72,5 +78,8 @@ PROPORTIONS: dict[str, Given] = {
         },
         "smallest",
     ),
+    "table-transformer": Given(BACKBONE, "like resnet"),
+    "wav2vec2-bert": Given({"vocab_size": 32}, "like wav2vec2"),
+    "wav2vec2-conformer": Given({"vocab_size": 32}, "like wav2vec2"),
 }
 """By type."""

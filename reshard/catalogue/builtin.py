@@ -68,6 +68,9 @@ def _base_plan(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, 
 def _heads_plan(architecture: Architecture, source: str) -> dict[str, Any]:
     """Return our rules for what a class has beside the base model, or beside those of its parts."""
     rules = ours()["types"].get(architecture.model_type, {}).get("heads", {}) if source == "reshard" else {}
+    if all(scope.prefix for scope in architecture.scopes):
+        return dict(rules)
+    # It is the base model itself, whose modules may have the names of a head.
     parts = {*architecture.heads, *(scope.prefix.split(".")[0] for scope in architecture.scopes)}
     return {pattern: choice for pattern, choice in rules.items() if pattern.split(".")[0] in parts}
 

@@ -14,6 +14,9 @@ BATCH, LENGTH = 2, 12
 BANDS = 8
 """Bands of a sound."""
 
+DESCRIBED = 90
+"""Stands for a part of an image, for florence2."""
+
 OWN_SIZES: Values = {
     **SIZES,
     # Other names of the sizes.
@@ -259,6 +262,20 @@ OWN_TYPES: dict[str, Values] = {
 }
 """What a type needs beside them, or otherwise."""
 
+POSES: Values = {
+    "model_type": "vitpose_backbone",
+    "image_size": [16, 16],
+    "patch_size": [8, 8],
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "mlp_ratio": 2,
+    "out_indices": [2],
+    "num_experts": 2,
+    "part_features": 16,
+}
+"""Two kinds of poses, each with an expert."""
+
 OWN_VARIANTS: dict[str, tuple[str, Values]] = {
     "big_bird+full": ("big_bird", {"attention_type": "original_full"}),
     "deberta+talking_head": ("deberta", {"talking_head": True}),
@@ -278,6 +295,7 @@ OWN_VARIANTS: dict[str, tuple[str, Values]] = {
     "dinov3_vit+gated": ("dinov3_vit", {"use_gated_mlp": True}),
     "longt5+global": ("longt5", {"encoder_attention_type": "transient-global"}),
     "stablelm+norms": ("stablelm", {"qk_layernorm": True}),
+    "vitpose+experts": ("vitpose", {"backbone_config": POSES}),
     "t5+gated": ("t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
 }
 """Types whose layers are others with other values of the configuration."""
@@ -323,6 +341,7 @@ OWN_COMPOSITES: dict[str, Values] = {
             "projection_dim": 64,
         },
         "text_config": {"model_type": "bart"},
+        "image_token_id": DESCRIBED,
     },
     "gpt-sw3": {},
     "fuyu": {"text_config": {"model_type": "persimmon"}},
@@ -360,6 +379,8 @@ OWN_COMPOSITES: dict[str, Values] = {
 """Types made of two of them, with values of their own."""
 
 OWN_PARTS = {
+    "clap_audio_model": "clap",
+    "florence_vision": "florence2",
     "git_vision_model": "git",
     "parakeet_encoder": "parakeet_ctc",
     "pix2struct_text_model": "pix2struct",
@@ -417,6 +438,13 @@ def text(generator: torch.Generator) -> Inputs:
 def translated(generator: torch.Generator) -> Inputs:
     """A prompt for the encoder, and one for the decoder."""
     return {**text(generator), "decoder_input_ids": text(generator)["input_ids"][:, :7]}
+
+
+def described(generator: torch.Generator) -> Inputs:
+    """The same with an image, for each of whose four patches, and for all of it, a token stands in the encoder."""
+    inputs = translated(generator)
+    inputs["input_ids"][:, :5] = DESCRIBED
+    return {**inputs, **image(generator)}
 
 
 def image(generator: torch.Generator, *shape: int) -> Inputs:
@@ -494,7 +522,7 @@ OWN_INPUTS: dict[str, Callable[[torch.Generator], Inputs]] = {
                 "pegasus",
                 "plbart",
             ),
-            *("florence2", "pop2piano", "seamless_m4t", "seamless_m4t_v2"),
+            *("pop2piano", "seamless_m4t", "seamless_m4t_v2"),
             *("bigbird_pegasus", "fsmt", "led", "mvp", "nllb-moe", "pegasus_x", "prophetnet"),
             *("switch_transformers", "t5", "umt5"),
         ),
@@ -526,7 +554,7 @@ OWN_INPUTS: dict[str, Callable[[torch.Generator], Inputs]] = {
                 "swin",
             ),
             *("owlv2_vision_model", "sam_hq_vision_model", "sam_vision_model", "swinv2", "vitdet", "vitpose_backbone"),
-            *("depth_anything", "vitpose"),
+            "depth_anything",
         ),
         image,
     ),
@@ -579,6 +607,8 @@ OWN_INPUTS: dict[str, Callable[[torch.Generator], Inputs]] = {
         **text(generator),
         "decoder_input_ids": torch.randint(5, 90, (BATCH, 7, 9), generator=generator),
     },
+    "florence2": described,
+    "vitpose": lambda generator: {**image(generator), "dataset_index": torch.arange(BATCH)},
     "idefics": lambda generator: {
         **text(generator),
         **image(generator, 1, 3, 16, 16),
