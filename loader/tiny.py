@@ -160,7 +160,9 @@ def randomize(model: nn.Module, *, seed: int) -> None:
             continue
         noise = torch.randn(tensor.shape, generator=generator)
         if tensor.ndim > 1:
-            tensor.copy_(noise / math.sqrt(tensor.shape[-1]))
+            # Experts are stacked in three dimensions, convolutions have four.
+            fan_in = tensor.shape[-1] if tensor.ndim < 4 else math.prod(tensor.shape[1:])
+            tensor.copy_(noise / math.sqrt(fan_in))
         elif name.endswith("bias"):
             tensor.copy_(0.3 * noise)
         elif isinstance(tensor, nn.Parameter):

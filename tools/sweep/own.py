@@ -181,7 +181,7 @@ OWN_TYPES: dict[str, Values] = {
     "clap_text_model": {"projection_dim": 32},
     "convbert": {"head_ratio": 2},
     "data2vec-vision": {"use_relative_position_bias": True},
-    "dpt": {"backbone_out_indices": [0, 1, 2, 2]},
+    "dpt": {"backbone_config": None, "num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
     "fsmt": {"src_vocab_size": 96, "tgt_vocab_size": 88},
     "funnel": {"block_sizes": [1, 2], "num_decoder_layers": 2, "d_head": 24, "d_inner": 96, "pad_token_id": None},
     "jetmoe": {"kv_channels": 24, "num_key_value_heads": 4},
@@ -351,7 +351,7 @@ OWN_COMPOSITES: dict[str, Values] = {
     "sam": MASKS,
     "sam_hq": {**MASKS, "mask_decoder_config": {**MASKS["mask_decoder_config"], "vit_dim": 64}},
     "vitpose": {"backbone_config": {"model_type": "vitpose_backbone", "out_indices": [3]}},
-    "align": {"projection_dim": 640},
+    "align": {"projection_dim": 640, "vision_config": {"image_size": 128, "num_block_repeats": [1] * 7}},
     "altclip": {},
     "clap": {
         "audio_config": {
@@ -561,7 +561,6 @@ OWN_INPUTS: dict[str, Callable[[torch.Generator], Inputs]] = {
     **dict.fromkeys(
         (
             "aimv2",
-            "align",
             "altclip",
             "blip",
             "chinese_clip",
@@ -591,6 +590,7 @@ OWN_INPUTS: dict[str, Callable[[torch.Generator], Inputs]] = {
         ),
         waves,
     ),
+    "align": lambda generator: {**text(generator), **image(generator, 3, 128, 128)},
     "blip-2": lambda generator: {
         "input_ids": torch.cat([torch.full((BATCH, 4), 90), text(generator)["input_ids"]], 1),
         **image(generator),
