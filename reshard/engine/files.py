@@ -11,7 +11,7 @@ from reshard.disks import is_on_disk, start_writing_back
 
 _WRITE_BACK_NBYTES = 8 << 20
 _WRITE_NBYTES = 1 << 19
-"""In one call: for more, Linux takes larger pages, and finding such, or touching them first, costs up to three times."""
+"""In one call: for more, Linux takes larger pages, and finding such, or touching them, costs up to three times."""
 _MOST_BUFFERS = 1024
 """In one call of the system."""
 
