@@ -8,6 +8,7 @@ before the memory can be read, or given back. (torch.cuda, "CUDA semantics": str
 
 import ctypes
 import mmap
+import sys
 import threading
 from typing import Protocol
 
@@ -17,8 +18,9 @@ _MADV_POPULATE_WRITE = 23  # linux/mman.h; Python's mmap does not name it
 
 
 # Python's own madvise stops all other threads. A kernel that does not know this advice makes the pages later.
-_madvise = ctypes.CDLL(None).madvise
-_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_madvise = ctypes.CDLL(None).madvise if sys.platform == "linux" else None
+if _madvise is not None:
+    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Memory(Protocol):
@@ -51,7 +53,8 @@ class HostMemory:
     def begin(self, start: int, stop: int) -> memoryview:
         """Return the place itself, its pages made: all in one call, a quarter cheaper than one at a time by reading."""
         first = start - start % mmap.PAGESIZE
-        _madvise(self.block.data_ptr() + first, stop - first, _MADV_POPULATE_WRITE)
+        if _madvise is not None:
+            _madvise(self.block.data_ptr() + first, stop - first, _MADV_POPULATE_WRITE)
         return self._view[start:stop]
 
     def end(self, start: int, stop: int) -> None:

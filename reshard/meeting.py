@@ -107,11 +107,14 @@ class _Layer:
         for side in self._sides:
             if side.summed and (makers := self._makers(side)):
                 self._met |= {side, *makers}
+        return self._shown()
+
+    def _shown(self) -> list[Side]:
         return [side for side in self._sides if side.summed or side in self._met]
 
     def check(self, shown: Sequence[Side]) -> None:
         """Refuse what has no counterpart and is shared out otherwise than what is shown, in this layer or any."""
-        mine = [side for side in self._sides if side.summed or side in self._met]
+        mine = self._shown()
         for side in self._sides:
             if side in self._met:
                 continue

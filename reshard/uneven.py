@@ -16,8 +16,9 @@ from manifests.layout import Axis, Factor, Mesh, Segment, mesh_sizes
 Uneven = Literal["", "ceil", "pad"]
 POLICIES: tuple[Uneven, ...] = ("ceil", "pad")
 GRAIN = 16
-"""Entries that are kept together where that leaves no rank much more than its share: kernels want rows of 16 bytes."""
+"""Units that are kept together where that leaves no rank much more than its share, as kernels like it."""
 MUCH = Fraction(1, 20)
+"""Of what the largest part would have otherwise."""
 
 
 class Grain(NamedTuple):

@@ -169,17 +169,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "HunyuanImageTransformer2DModel": HUNYUAN_IMAGE,
     "SD3ControlNetModel": SD3,
-    "SanaControlNetModel": {
-        **HEADS,
-        "in_channels": 4,
-        "out_channels": 4,
-        "num_layers": 2,
-        "num_cross_attention_heads": 4,
-        "cross_attention_head_dim": 16,
-        "cross_attention_dim": 64,
-        "caption_channels": 32,
-        "sample_size": 8,
-    },
+    "SanaControlNetModel": OWN_CONFIGS["SanaTransformer2DModel"],
     "GlmImageTransformer2DModel": {
         **HEADS,
         "in_channels": 4,

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tests.diffusers_own import HEADS, random_tensors
+from tests.diffusers_own import HEADS, OWN_CONFIGS, random_tensors
 
 Arguments = dict[str, Any]
 
@@ -500,15 +500,7 @@ CASES = [
         "sana-normed",
         "SanaTransformer2DModel",
         {
-            **HEADS,
-            "in_channels": 4,
-            "out_channels": 4,
-            "num_layers": 2,
-            "num_cross_attention_heads": 4,
-            "cross_attention_head_dim": 16,
-            "cross_attention_dim": 64,
-            "caption_channels": 32,
-            "sample_size": 8,
+            **OWN_CONFIGS["SanaTransformer2DModel"],
             "qk_norm": "rms_norm_across_heads",
         },
         lambda _: [

@@ -4,8 +4,6 @@ Started by `test_diffusers_video.py`, which made the models, the expected output
 What was split for two ranks is run by the last two, in a group of their own.
 """
 
-import json
-import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,17 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from tests.diffusers_video import CASES, FLEX, FUSED, VideoCase, fuse, outputs
-from tests.diffusers_worker import COLLECTIVE_TIMEOUT, WORLD_SIZE, Collectives, Outcome, Ranks, attempt
-
-
-def main(folder: str) -> None:
-    torch.set_num_threads(1)
-    rank = int(os.environ["RANK"])
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=COLLECTIVE_TIMEOUT)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE, timeout=COLLECTIVE_TIMEOUT)
-    found = work_through(Path(folder))
-    Path(folder, f"rank-{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+from tests.diffusers_worker import Collectives, Outcome, Ranks, attempt, run_rank
 
 
 def work_through(folder: Path) -> dict[str, Outcome]:
@@ -70,4 +58,4 @@ def largest_difference(found: dict[str, torch.Tensor], expected: dict[str, torch
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_rank(sys.argv[1], work_through)

@@ -249,7 +249,8 @@ class Ranks(NamedTuple):
         return dist.get_rank(self.group)
 
 
-def main(folder: str) -> None:
+def run_rank(folder: str, work_through: Callable[[Path], dict[str, Outcome]]) -> None:
+    """Join the other ranks, work through a folder, and leave there what this rank found."""
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=COLLECTIVE_TIMEOUT)
@@ -453,4 +454,4 @@ CHECKS = {
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_rank(sys.argv[1], work_through)
