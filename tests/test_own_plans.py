@@ -12,7 +12,8 @@ from manifests.errors import DegreeError, PlanError
 from reshard import split
 from reshard.catalogue import exported, model_types, ours, own_plans
 from tools.sweep.cases import Subject, cases_of, subjects
-from tools.sweep.own import OWN_COMPOSITES, OWN_INPUTS, OWN_PARTS, OWN_TYPES, OWN_VARIANTS, own_types
+from tools.sweep.own import OWN_COMPOSITES, OWN_PARTS, OWN_TYPES, OWN_VARIANTS, own_types
+from tools.sweep.own_inputs import OWN_INPUTS
 from tools.sweep.pool import Outcomes, work_through
 from tools.sweep.records import record
 from tools.sweep.tiny import tiny_model

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tools.sweep.own import OWN_INPUTS
+from tools.sweep.own_inputs import OWN_INPUTS
 from tools.sweep.sizes import PARTS, SIZES
 
 Inputs = dict[str, Any]
